@@ -1,0 +1,78 @@
+"""Building blocks that several architectures share. Each takes the builder `g`, the step and tensors, and returns one.
+
+Shapes are in ggml's order: activations {features, rows}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tsgg.ggml.buffers import Tensor
+from tsgg.ggml.builder import GraphBuilder
+from tsgg.models.base import Step, TensorSpec, Weights
+
+SMALLEST_WEIGHT_SUM = 6.103515625e-5  # the smallest normal half: keeps a router whose picks underflow finite
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Shape of a mixture of experts."""
+
+    count: int
+    used: int
+    width: int  # features inside one expert
+
+
+def norm(g: GraphBuilder, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm times weight. Two adjacent nodes, so that backends fuse them."""
+    return g.mul(g.rms_norm(x, eps), weight)
+
+
+def swiglu(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor) -> Tensor:
+    """down . (silu(gate . x) * (up . x)), biases where the file has them."""
+    gate = step.linear(w[f"{prefix}ffn_gate.weight"], x, w.get(f"{prefix}ffn_gate.bias"))
+    up = step.linear(w[f"{prefix}ffn_up.weight"], x, w.get(f"{prefix}ffn_up.bias"))
+    return step.linear(w[f"{prefix}ffn_down.weight"], g.swiglu_split(gate, up), w.get(f"{prefix}ffn_down.bias"))
+
+
+def swiglu_specs(prefix: str, embedding: int, width: int, *, biases: bool = False) -> Iterator[TensorSpec]:
+    yield TensorSpec(f"{prefix}ffn_gate.weight", (embedding, width))
+    yield TensorSpec(f"{prefix}ffn_up.weight", (embedding, width))
+    yield TensorSpec(f"{prefix}ffn_down.weight", (width, embedding))
+    if biases:
+        for name, size in (("gate", width), ("up", width), ("down", embedding)):
+            yield TensorSpec(f"{prefix}ffn_{name}.bias", (size,), "vector", optional=True)
+
+
+def mixture(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor, experts: Experts) -> Tensor:
+    """Softmax router over all experts, the best `used` with their weights normalised, SwiGLU experts.
+
+    Sums in pick order, rank 0 first, like every engine that the golden files came from.
+    """
+    embedding, rows = int(x.ne[0]), int(x.ne[1])
+    probabilities = g.soft_max(step.linear(w[f"{prefix}ffn_gate_inp.weight"], x))
+    picks = g.argsort_top_k(probabilities, experts.used)  # {used, rows}
+    weights = g.get_rows(g.reshape(probabilities, 1, experts.count, rows), picks)  # {1, used, rows}
+    weights = g.reshape(weights, experts.used, rows)
+    total = g.clamp(g.sum_rows(weights), SMALLEST_WEIGHT_SUM, float("inf"))
+    weights = g.reshape(g.div(weights, total), 1, experts.used, rows)
+
+    x = g.reshape(x, embedding, 1, rows)
+    gate = g.mul_mat_id(w[f"{prefix}ffn_gate_exps.weight"], x, picks)  # {width, used, rows}
+    up = g.mul_mat_id(w[f"{prefix}ffn_up_exps.weight"], x, picks)
+    down = g.mul_mat_id(w[f"{prefix}ffn_down_exps.weight"], g.swiglu_split(gate, up), picks)
+    weighted = g.mul(down, weights)  # {embedding, used, rows}
+    stride = int(weighted.nb[2])
+    parts = [g.view(weighted, (embedding, rows), (stride,), i * int(weighted.nb[1])) for i in range(experts.used)]
+    result = parts[0]
+    for part in parts[1:]:
+        result = g.add(result, part)
+    return result if experts.used > 1 else g.cont(result)
+
+
+def mixture_specs(prefix: str, embedding: int, experts: Experts) -> Iterator[TensorSpec]:
+    yield TensorSpec(f"{prefix}ffn_gate_inp.weight", (embedding, experts.count))
+    yield TensorSpec(f"{prefix}ffn_gate_exps.weight", (embedding, experts.width, experts.count), "experts")
+    yield TensorSpec(f"{prefix}ffn_up_exps.weight", (embedding, experts.width, experts.count), "experts")
+    yield TensorSpec(f"{prefix}ffn_down_exps.weight", (experts.width, embedding, experts.count), "experts")

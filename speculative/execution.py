@@ -1,0 +1,262 @@
+"""The draft-verify-accept-commit loop: one implementation for every algorithm and every model, plain decoding included.
+
+One step of a sequence whose memory holds n tokens: the speculator drafts d1..dK to follow `last`; the trunk forwards
+`[last, d1..dK]` at positions n..n+K; the sampler draws row by row and a draft is accepted while the drawn token equals it; the row
+that ends this gives its token for free, and that is the new `last`. Memory keeps `last` and the accepted drafts, and the
+speculator is told of exactly those.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tsgg.errors import UsageError
+from tsgg.speculative.guard import Guard, SpeculativeRequest
+from tsgg.speculative.options import SpeculationOptions
+from tsgg.speculative.protocol import (
+    Batch,
+    CommittedRows,
+    Decline,
+    DraftContext,
+    Rows,
+    Sampler,
+    Sequence,
+    Speculator,
+    Trunk,
+    Want,
+    WindowContext,
+    WindowPolicy,
+)
+from tsgg.speculative.stats import SpeculationCounters, StepSample
+
+PLAIN = Want(logits="last")  # what plain decoding asks for: a step without drafts must run that very graph
+
+NO_ROOM = "no room for a draft"
+PARKED = "parked"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step gave one request; no tokens, and no sample, if it had finished before."""
+
+    request: SpeculativeRequest
+    tokens: tuple[int, ...] = ()
+    from_draft: tuple[bool, ...] = ()  # per token: drafted, and accepted
+    finished: str | None = None
+    sample: StepSample | None = None
+
+
+class FixedWindow:
+    """Window policy that always drafts as much as is allowed."""
+
+    def choose(self, context: WindowContext) -> int:
+        return context.ceiling
+
+    def record(self, sample: StepSample) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A request's part in the step under way."""
+
+    request: SpeculativeRequest
+    window: int = 0
+    draft: tuple[int, ...] = ()
+    discarded: int = 0
+    silence: str = ""
+    draft_seconds: float = 0.0
+
+
+class SpeculativeExecution:
+    """The loop over one trunk, for any number of requests.
+
+    speculator: None or a `Decline` decodes plainly, through the same code. clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        speculator: Speculator | Decline | None,
+        options: SpeculationOptions,
+        policy: WindowPolicy | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.trunk = trunk
+        self.policy: WindowPolicy = policy if policy is not None else FixedWindow()
+        self.counters = SpeculationCounters()  # over all requests
+        self._guard: Guard | None = None
+        self._window = 0
+        if isinstance(speculator, Decline):
+            self.counters.dropped = speculator.reason
+        elif speculator is not None:
+            self._guard = Guard(speculator, trunk.vocab_size)
+            self._window = options.window(trunk, speculator)
+        self._clock = clock
+        self._requests = 0
+
+    # -- a request comes and goes ------------------------------------------------------------------------------------
+
+    def arm(
+        self, sequence: Sequence, sampler: Sampler, last: int | None = None, remaining: int | None = None
+    ) -> SpeculativeRequest:
+        """Take a request in, before or after its prefill; the speculator is told of the tokens that memory holds already.
+
+        last: the drawn token that is not in memory; to be set on the request later if the prefill is still to come.
+        remaining: tokens still wanted behind `last`, None for no limit. Where the request cannot be armed it decodes plainly and
+        `request.counters.dropped` says why.
+        """
+        request = SpeculativeRequest(self._requests, sequence, sampler, last, remaining)
+        self._requests += 1
+        if self._guard is None:
+            request.counters.dropped = self.counters.dropped
+        elif remaining is not None and remaining < 2:
+            request.counters.dropped = "fewer than two tokens are wanted: nothing to draft"
+        else:
+            self.seed_committed(request)
+        return request
+
+    def seed_committed(self, request: SpeculativeRequest) -> None:
+        """Open the speculator over the tokens that memory holds; anew if the caller has truncated the sequence since."""
+        request.seen = request.sequence.length
+        if self._guard is not None and request.counters.dropped is None:
+            self._guard.open(request)
+
+    def prefill_want(self, request: SpeculativeRequest) -> Want:
+        """What the forward of a prefill chunk must hand back, to be passed on to `catch_up`."""
+        if self._guard is None or not request.armed:
+            return PLAIN
+        speculator = self._guard.speculator
+        if not speculator.needs_hidden_state or speculator.handles_own_prefill:
+            return PLAIN
+        return Want(logits="last", hidden="all", taps=speculator.taps)
+
+    def catch_up(self, request: SpeculativeRequest, rows: Rows | None = None, index: int = 0) -> None:
+        """Tell the speculator of tokens committed outside `step`: a prefill chunk, an interlude of plain decoding.
+
+        rows, index: the forward that made these tokens and the sequence's place in it, before the trunk's next forward.
+        """
+        if request.seen > request.sequence.length:
+            self.seed_committed(request)
+        tokens = request.sequence.tokens[request.seen :]
+        if self._guard is not None and request.armed and tokens:
+            self._guard.commit(request, tokens, CommittedRows(rows, index, len(tokens)) if rows is not None else None)
+
+    def disarm(self, request: SpeculativeRequest) -> None:
+        """The request leaves, or is to go on plainly."""
+        if self._guard is not None and request.armed:
+            self._guard.close(request)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def step(self, requests: list[SpeculativeRequest]) -> Iterator[Step]:
+        """One step of every request: one call for all drafts, forwards grouped by row count, one `Step` per request.
+
+        Iterate to the end. Where a forward raises, its sequences stand where they stood and what was yielded before holds.
+        Raises `UsageError` for a request without a `last` token.
+        """
+        plans = []
+        for request in requests:
+            if self._ready(request):
+                plans.append(_Plan(request))
+            else:
+                yield Step(request, finished=request.finished)
+        self._draft(plans)
+        groups: dict[tuple[int, Want], list[_Plan]] = {}
+        for plan in plans:
+            groups.setdefault((len(plan.draft), self._want(plan)), []).append(plan)
+        for (_, want), group in groups.items():
+            start = self._clock()
+            tokens = np.array([(plan.request.last, *plan.draft) for plan in group], dtype=np.int32)
+            rows = self.trunk.forward(Batch(tuple(plan.request.sequence for plan in group), tokens, want))
+            seconds = (self._clock() - start) / len(group)
+            yield from [self._accept(plan, rows, i, want, len(group), seconds) for i, plan in enumerate(group)]
+
+    def _ready(self, request: SpeculativeRequest) -> bool:
+        """A step starts neither behind a stop nor without a free row."""
+        if request.finished is None and request.last is None:
+            raise UsageError(
+                f"request {request.key} has no token to decode from: draw one from the prompt's last row and set request.last"
+            )
+        if request.finished is None and self.trunk.context_left(request.sequence) < 1:
+            request.context_full = True
+        return request.finished is None
+
+    def _draft(self, plans: list[_Plan]) -> None:
+        """Choose every request's window and ask for all drafts in one call."""
+        drafting = []
+        for plan in plans:
+            self.catch_up(plan.request)
+            if plan.request.armed:
+                plan.window, plan.silence = self._choose_window(plan.request, len(plans))
+                if plan.window:
+                    drafting.append(plan)
+        if self._guard is None or not drafting:
+            return
+        start = self._clock()
+        contexts = [DraftContext(p.request.key, p.request.next_input, p.request.seen, p.window) for p in drafting]
+        proposals = self._guard.propose([p.request for p in drafting], contexts)
+        for plan, proposal in zip(drafting, proposals, strict=True):
+            plan.draft, plan.discarded, plan.silence = proposal
+            plan.draft_seconds = (self._clock() - start) / len(drafting)
+
+    def _choose_window(self, request: SpeculativeRequest, sequences: int) -> tuple[int, str]:
+        """Most tokens to draft now, and why none: a verify needs a row for `last` and emits one token more than it accepts."""
+        ceiling = min(self._window, self.trunk.context_left(request.sequence) - 1)
+        if request.remaining is not None:
+            ceiling = min(ceiling, request.remaining - 1)
+        if ceiling < 1:
+            return 0, NO_ROOM
+        window = self.policy.choose(WindowContext(request.key, ceiling, request.sequence.length, sequences))
+        return (min(window, ceiling), "") if window > 0 else (0, PARKED)
+
+    def _want(self, plan: _Plan) -> Want:
+        """A parked step asks for no rows where the speculator bears the gap, so that it costs what plain decoding costs."""
+        verify = Want(logits="all") if plan.draft else PLAIN
+        if self._guard is None or not plan.request.armed:
+            return verify
+        speculator = self._guard.speculator
+        if not speculator.needs_hidden_state or (plan.window == 0 and speculator.takes_tokens_alone()):
+            return verify
+        return Want(verify.logits, "all" if plan.draft else "last", speculator.taps)
+
+    def _accept(self, plan: _Plan, rows: Rows, index: int, want: Want, sequences: int, seconds: float) -> Step:
+        """Draw, accept, commit to memory, then to the speculator."""
+        request, draft = plan.request, plan.draft
+        start = self._clock()
+        length = request.sequence.length
+        tokens: list[int] = []
+        for row in range(len(draft) + 1):
+            tokens.append(int(request.sampler.sample(rows.logits(index, row), length + row + 1)))
+            if request.sampler.finished is not None or row == len(draft) or tokens[-1] != draft[row]:
+                break
+        request.sequence.commit(len(tokens))
+        committed = [request.next_input, *tokens[:-1]]
+        request.advance(tokens)
+        drawn = self._clock()
+        armed = request.armed
+        if self._guard is not None and armed:
+            kept = CommittedRows(rows, index, len(tokens)) if want.hidden != "none" else None
+            self._guard.commit(request, committed, kept)
+        sample = StepSample(
+            key=request.key,
+            window=plan.window,
+            drafted=len(draft),
+            accepted=len(tokens) - 1,
+            emitted=len(tokens),
+            discarded=plan.discarded,
+            silence=plan.silence if armed else "",
+            finished=request.finished is not None,
+            length=length,
+            sequences=sequences,
+            draft_seconds=plan.draft_seconds + self._clock() - drawn,
+            forward_seconds=seconds + drawn - start,
+        )
+        for listener in (request.counters, self.counters, self.policy):
+            listener.record(sample)
+        from_draft = (True,) * (len(tokens) - 1) + (False,)
+        return Step(request, tuple(tokens), from_draft, request.finished, sample)

@@ -1,0 +1,249 @@
+"""The one forward: B sequences x T rows, as persistent graphs that are built once per key and replayed.
+
+    Batch (sequences, tokens [B, T], what is wanted)
+      -> key (T, B, first slot, cells, wants) -> cached graph, or: architecture.forward builds one through `StepGraph`
+      -> inputs rewritten: tokens, positions, cells, mask
+      -> replay -> `StepRows`: logits, hidden rows, taps, read in place where the device's memory is the host's
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsgg.errors import TsggError, UsageError
+from tsgg.ggml import buffers
+from tsgg.ggml.buffers import BF16, F16, F32, I32, Tensor
+from tsgg.ggml.builder import GraphBuilder
+from tsgg.ggml.devices import Backend
+from tsgg.ggml.graph import Graph
+from tsgg.ggml.library import cpu_features, ffi, lib
+from tsgg.memory.kv import KVArena, KVStep
+from tsgg.models.base import Architecture
+from tsgg.settings import settings
+from tsgg.speculative.protocol import Batch, Want
+from tsgg.weights import ModelWeights
+
+PAIRED_TYPES = (F32, F16, BF16, lib.GGML_TYPE_IQ4_NL)  # sgemm computes two or more rows, another kernel computes one
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a graph is built for. Everything else is data."""
+
+    rows: int
+    sequences: int
+    first_slot: int
+    cells: int
+    want: Want
+
+
+class StepGraph:
+    """The `Step` of `tsgg.models.base` while one graph is built: inputs, row-exact products, attention, row selection."""
+
+    def __init__(self, key: Key, g: GraphBuilder, arch: Architecture, weights: ModelWeights, arena: KVArena) -> None:
+        self.key, self.g, self.layers, self.weights = key, g, arch.layers, weights
+        self.rows = key.rows * key.sequences
+        self.positions = g.input("positions", I32, self.rows)
+        self.kv = KVStep(arena, g, key.first_slot, key.sequences, key.rows, key.cells)
+        self.taps: dict[int, Tensor] = {}
+        want = key.want
+        self._all = want.logits == "all" or want.hidden == "all"
+        self._any = self._all or want.logits == "last" or want.hidden == "last" or self.layers in want.taps
+        self.pairs = settings.pair_rows and "LLAMAFILE" in cpu_features() and weights.device.is_cpu
+
+    def embed(self, table: Tensor) -> Tensor:
+        if self.weights.host_table(table):
+            return self.g.input("embeddings", F32, int(table.ne[0]), self.rows)
+        return self.g.get_rows(table, self.g.input("tokens", I32, self.rows))
+
+    def linear(self, weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        g = self.g
+        if self.pairs and int(x.ne[1]) == 1 and weight.type in PAIRED_TYPES and not self.weights.repacked(weight):
+            pair = g.mul_mat(weight, g.repeat(x, int(x.ne[0]), 2))
+            y = g.view(pair, (int(pair.ne[0]), 1), (int(pair.nb[1]),))
+        else:
+            y = g.mul_mat(weight, x)
+        return y if bias is None else g.add(y, bias)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+        self.kv.store(layer, k, v)
+        if layer == self.layers - 1 and not self._any:
+            return None
+        return self.kv.attend(layer, q, scale)
+
+    def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if layer != self.layers - 1 or self._all or self.key.rows == 1 or self.layers in self.key.want.taps:
+            return tensors
+        ids = self.g.input("last_rows", I32, self.key.sequences)
+        return tuple(self.g.get_rows(tensor, ids) for tensor in tensors)
+
+    def tap(self, layer: int, x: Tensor) -> None:
+        if layer in self.key.want.taps:
+            # A copy: the residual itself may be overwritten in place by what follows.
+            self.taps[layer] = self.g.output(self.g.scale(x, 1.0))
+
+
+class StepProgram:
+    """One graph with its inputs and outputs."""
+
+    def __init__(
+        self, key: Key, arch: Architecture, weights: ModelWeights, arena: KVArena, backends: tuple[Backend, ...]
+    ) -> None:
+        self.key = key
+        self.weights = weights
+        g = GraphBuilder(capacity=64 * (arch.layers + 1) + 64)
+        step = StepGraph(key, g, arch, weights, arena)
+        hidden = arch.forward(g, weights, step)
+        self.hidden: Tensor | None = None
+        self.logits: Tensor | None = None
+        self.taps = step.taps
+        if hidden is not None:
+            if key.want.hidden != "none":
+                self.hidden = hidden = g.output(hidden)
+            if key.want.logits != "none":
+                rows = hidden
+                if key.want.logits == "last" and int(hidden.ne[1]) != key.sequences:
+                    rows = g.get_rows(hidden, g.input("last_rows", I32, key.sequences))
+                self.logits = g.output(arch.logits(g, weights, step, rows))
+        self.graph = Graph(g, backends[0], backends[1:])
+        inputs = self.graph.inputs
+        shape = (key.sequences, key.rows)
+        self._positions64 = np.zeros(shape, np.int64)
+        self._first = np.zeros(key.sequences, np.int32)
+        self._first_pointer = ffi.cast("int32_t *", ffi.from_buffer(self._first))
+        self._offsets = np.arange(key.rows, dtype=np.int64)
+        self._positions = inputs["positions"].reshape(shape)
+        self._tokens = inputs["tokens"].reshape(shape) if "tokens" in inputs else None
+        self._embeddings = inputs.get("embeddings")
+        self._kv = step.kv.filler(inputs)
+        if "last_rows" in inputs:
+            inputs["last_rows"][:] = np.arange(1, key.sequences + 1) * key.rows - 1
+
+    def run(self, tokens: NDArray[np.int32], first: list[int]) -> None:
+        """Rewrites every input and replays. tokens [B, T]; `first` is the position of each sequence's first row."""
+        self._first[:] = first
+        np.add(self._first[:, None], self._offsets, out=self._positions64)
+        self._positions[:] = self._positions64
+        if self._tokens is not None:
+            self._tokens[:] = tokens
+        if self._embeddings is not None:
+            self.weights.gather_table(tokens.reshape(-1), self._embeddings)
+        self._kv.fill(self._positions64, self._first_pointer)
+        self.graph.replay()
+
+
+class StepRows:
+    """What a forward handed back. Arrays are views of the graph's output where the host can see it.
+
+    Valid until the next forward of the same model: reading later raises `TsggError`.
+    """
+
+    def __init__(self, forward: Forward, program: StepProgram) -> None:
+        self._forward, self._program, self._ticket = forward, program, forward.ticket
+        self._read: dict[str, NDArray[np.float32]] = {}
+
+    def logits(self, sequence: int, row: int) -> NDArray[np.float32]:
+        """[vocab] F32. `row` counts from the sequence's first row; with logits="last" only the last row is there."""
+        key = self._program.key
+        table = self._array("logits", self._program.logits)
+        if key.want.logits == "last":
+            if row not in (-1, key.rows - 1):
+                raise UsageError(f"logits of row {row} were not asked for: the forward wanted the last row only")
+            return table[sequence]
+        return table[sequence * key.rows + row % key.rows]
+
+    def hidden(self, sequence: int) -> NDArray[np.float32]:
+        """[rows, embedding] F32 after the final norm: all rows, or one with hidden="last"."""
+        key = self._program.key
+        table = self._array("hidden", self._program.hidden)
+        per = len(table) // key.sequences
+        rows = table[sequence * per : (sequence + 1) * per]
+        return rows[-1:] if key.want.hidden == "last" else rows
+
+    def tap(self, layer: int, sequence: int) -> NDArray[np.float32]:
+        """[rows, embedding] F32: the residual that enters `layer`."""
+        rows = self._program.key.rows
+        return self._array(f"tap {layer}", self._program.taps.get(layer))[sequence * rows : (sequence + 1) * rows]
+
+    def _array(self, name: str, tensor: Tensor | None) -> NDArray[np.float32]:
+        if tensor is None:
+            raise UsageError(f"{name} was not asked for in this forward")
+        if self._ticket != self._forward.ticket:
+            raise TsggError(f"{name} is read after the model's next forward: its memory holds other rows by now")
+        if name not in self._read:
+            array = buffers.view(tensor)
+            array = buffers.read(tensor) if array is None else array
+            self._read[name] = array.reshape(-1, array.shape[-1])
+        return self._read[name]
+
+
+class Forward:
+    """Runs batches on one model's weights and arena. Keeps graphs in an LRU bounded by their bytes. Not thread-safe."""
+
+    def __init__(
+        self, arch: Architecture, weights: ModelWeights, arena: KVArena, backends: tuple[Backend, ...], vocab: int
+    ) -> None:
+        self.arch, self.weights, self.arena, self.backends, self.vocab = arch, weights, arena, backends, vocab
+        self.ticket = 0
+        self._programs: OrderedDict[Key, StepProgram] = OrderedDict()
+
+    def run(self, batch: Batch) -> StepRows:
+        """Forwards the batch; each sequence then has T pending rows, kept by `commit`.
+
+        Raises `UsageError` (shape, token ids, sequences out of order) or `ContextFullError` before anything is written.
+        """
+        tokens = np.ascontiguousarray(batch.tokens, np.int32)
+        key = self._check(batch, tokens)
+        program = self._program(key)
+        self.ticket += 1
+        program.run(tokens, [sequence.length for sequence in batch.sequences])
+        for sequence, row in zip(batch.sequences, tokens.tolist(), strict=True):
+            sequence.pending = row
+        return StepRows(self, program)
+
+    def graph_bytes(self) -> int:
+        return sum(program.graph.nbytes for program in self._programs.values())
+
+    def close(self) -> None:
+        self.ticket += 1
+        for program in self._programs.values():
+            program.graph.close()
+        self._programs.clear()
+
+    def _check(self, batch: Batch, tokens: NDArray[np.int32]) -> Key:
+        sequences = batch.sequences
+        if tokens.ndim != 2 or tokens.shape[0] != len(sequences) or not tokens.size:
+            raise UsageError(f"a batch of {len(sequences)} sequences needs tokens [sequences, rows], got {tokens.shape}")
+        rows = tokens.shape[1]
+        if int(tokens.view(np.uint32).max()) >= self.vocab:  # negative ids become huge
+            raise UsageError(f"token ids must lie in 0..{self.vocab - 1}, got {tokens.min()}..{tokens.max()}")
+        first = sequences[0].slot
+        longest = 0
+        for i, sequence in enumerate(sequences):
+            sequence.check_room(rows)
+            longest = max(longest, sequence.length)
+            if sequence.slot != first + i:
+                raise UsageError("the sequences of a batch must lie in neighbouring slots, in order")
+        for layer in batch.want.taps:
+            if not 0 <= layer <= self.arch.layers:
+                raise UsageError(f"tap {layer}: the model has residuals 0..{self.arch.layers}")
+        return Key(rows, len(sequences), first, self.arena.bucket(longest + rows), batch.want)
+
+    def _program(self, key: Key) -> StepProgram:
+        program = self._programs.get(key)
+        if program is not None:
+            self._programs.move_to_end(key)
+            return program
+        program = StepProgram(key, self.arch, self.weights, self.arena, self.backends)
+        self._programs[key] = program
+        held = self.graph_bytes()
+        while held > settings.graph_budget and len(self._programs) > 1:
+            _, oldest = self._programs.popitem(last=False)
+            held -= oldest.graph.nbytes
+            oldest.graph.close()
+        return program

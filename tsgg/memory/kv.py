@@ -1,0 +1,191 @@
+"""KV arena for full attention, and the attention that reads it.
+
+Slot s owns a contiguous run of cells and position p lies in cell p of its run, so neither layout nor bits of a sequence
+depend on its history or company, and a rejected row is simply overwritten later.
+
+    K  {head_dim * kv_heads, cells, slots}
+    V  {cells, value_dim * kv_heads, slots}   transposed, for the soft_max path (float caches on the CPU), or
+       {value_dim * kv_heads, cells, slots}   row-major, for flash attention alone (GPUs, quantized V)
+
+Two attention paths (measured: reference/spikes.md, and native/README.md for this build):
+* soft: K.Q -> soft_max -> V.P by mul_mat. All query heads of a KV head (and all rows) are columns of ONE product, so K and
+  V are read once, and the product has two or more columns from the first row on: ggml's sgemm kernels then compute every
+  row in the same way, whatever the number of rows. Row-exact.
+* flash: `flash_attn_ext`, for prefill chunks and wherever V is row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsgg.errors import UsageError
+from tsgg.ggml.buffers import BF16, CACHE_TYPES, F16, F32, I64, Tensor, TensorSet
+from tsgg.ggml.builder import GraphBuilder
+from tsgg.ggml.devices import Device
+from tsgg.ggml.library import ffi, lib
+from tsgg.models.base import Attention
+from tsgg.settings import settings
+
+CELL_STEP = 256  # cells per bucket step: CUDA's flash kernels want a multiple of it
+FLASH_ROWS = 128  # rows from which flash attention beats the soft_max path on the CPU
+
+
+class KVArena:
+    """All layers' caches for `slots` sequences of `cells` positions. Allocated once, freed by `close`."""
+
+    def __init__(
+        self, layers: Sequence[Attention], cells: int, slots: int, device: Device, type_k: str, type_v: str
+    ) -> None:
+        """`cells` is rounded up to CELL_STEP. Raises `UsageError` for types that do not fit, `OutOfMemoryError`."""
+        for name, given in (("cache_type_k", type_k), ("cache_type_v", type_v)):
+            if given not in CACHE_TYPES:
+                raise UsageError(f"{name} is {given!r}, expected one of {', '.join(CACHE_TYPES)}")
+        self.layers = list(layers)
+        self.cells = -(-cells // CELL_STEP) * CELL_STEP
+        self.slots = slots
+        self.type_k, self.type_v = CACHE_TYPES[type_k], CACHE_TYPES[type_v]
+        floats = (F32, F16, BF16)
+        self.transposed = device.is_cpu and self.type_v in floats and settings.attention != "flash"
+        for layer in self.layers:
+            for name, given, width in (("k", self.type_k, layer.head_dim), ("v", self.type_v, layer.value_dim)):
+                if width % lib.ggml_blck_size(given):
+                    raise UsageError(f"cache_type_{name} needs heads of a multiple of 32 channels, this model has {width}")
+        self.tensors = TensorSet(2 * len(self.layers))
+        self.k: list[Tensor] = []
+        self.v: list[Tensor] = []
+        for i, layer in enumerate(self.layers):
+            width_k, width_v = layer.head_dim * layer.kv_heads, layer.value_dim * layer.kv_heads
+            self.k.append(self.tensors.new(self.type_k, (width_k, self.cells, slots), f"cache_k.{i}"))
+            v_shape = (self.cells, width_v, slots) if self.transposed else (width_v, self.cells, slots)
+            self.v.append(self.tensors.new(self.type_v, v_shape, f"cache_v.{i}"))
+        self.nbytes = self.tensors.allocate(device.buffer_type)
+
+    def bucket(self, length: int) -> int:
+        """Cells that a graph reads so that `length` positions are among them: steps of 256 to 2k, then of a quarter."""
+        if length <= 8 * CELL_STEP:
+            size = -(-length // CELL_STEP) * CELL_STEP
+        else:
+            size = 8 * CELL_STEP
+            while size < length:
+                size = -(-size * 5 // (4 * CELL_STEP)) * CELL_STEP
+        return min(size, self.cells)
+
+    def close(self) -> None:
+        self.tensors.close()
+
+
+class KVStep:
+    """The arena's part of one forward under construction: B sequences in slots `first` .., T rows each, `cells` read."""
+
+    def __init__(self, arena: KVArena, g: GraphBuilder, first: int, sequences: int, rows: int, cells: int) -> None:
+        self.arena, self.g = arena, g
+        self.first, self.sequences, self.rows, self.cells = first, sequences, rows, cells
+        flash = rows >= FLASH_ROWS or not arena.transposed or settings.attention == "flash"
+        self.flash = flash and settings.attention != "soft" or not arena.transposed
+        self.ids = g.input("kv.cells", I64, rows, sequences)
+        self.mask = g.input("kv.mask", F16, cells, rows, 1, sequences)
+        self._widths: list[int] = []
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Schedules the writes of k {d, kv heads, rows} and v into the layer's cells."""
+        g, arena, shape = self.g, self.arena, self.arena.layers[layer]
+        width_k, width_v = shape.head_dim * shape.kv_heads, shape.value_dim * shape.kv_heads
+        keys = self._slots(arena.k[layer], (width_k, arena.cells))
+        g.expand(g.set_rows(keys, g.reshape(g.cont(k), width_k, self.rows, self.sequences), self.ids))
+        v = g.cont(v)
+        if not arena.transposed:
+            values = self._slots(arena.v[layer], (width_v, arena.cells))
+            g.expand(g.set_rows(values, g.reshape(v, width_v, self.rows, self.sequences), self.ids))
+            return
+        # Element by element: channel c of position p goes to element c * cells + p of the slot.
+        cache = arena.v[layer]
+        element, slot = int(cache.nb[0]), int(cache.nb[2])
+        flat = g.view(cache, (1, arena.cells * width_v, self.sequences), (element, slot), self.first * slot)
+        if width_v not in self._widths:
+            self._widths.append(width_v)
+        ids = g.input(f"kv.elements.{width_v}", I64, width_v * self.rows, self.sequences)
+        g.expand(g.set_rows(flat, g.reshape(v, 1, width_v * self.rows, self.sequences), ids))
+
+    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """Attention of q {d, heads, rows} over the layer's cells: {value_dim * heads, rows}."""
+        g, shape, b, t = self.g, self.arena.layers[layer], self.sequences, self.rows
+        heads, kv_heads, d, dv = shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim
+        k = self._heads(self.arena.k[layer], d, kv_heads)
+        q = g.permute(g.reshape(q, d, heads, t, b), 0, 2, 1, 3)  # {d, t, heads, b}
+        if self.flash:
+            return g.reshape(g.flash_attn(q, k, self._row_major(layer), self.mask, scale), dv * heads, t * b)
+        columns = t * (heads // kv_heads)  # all query heads of a KV head: column = head in group * t + row
+        scores = self._product(k, g.reshape(g.cont(q), d, columns, kv_heads, b), f32=True)
+        weights = g.soft_max(g.reshape(scores, self.cells, t, heads, b), self.mask, scale)
+        out = self._product(self._value_columns(layer), g.reshape(weights, self.cells, columns, kv_heads, b))
+        out = g.permute(g.reshape(out, dv, t, heads, b), 0, 2, 1, 3)
+        return g.reshape(g.cont(out), dv * heads, t * b)
+
+    def _product(self, a: Tensor, b: Tensor, f32: bool = False) -> Tensor:
+        """`mul_mat`, where a lone column of `b` is computed twice: one column would take another kernel than two."""
+        g, multiply = self.g, self.g.mul_mat_f32 if f32 else self.g.mul_mat
+        if int(b.ne[1]) > 1:
+            return multiply(a, b)
+        result = multiply(a, g.repeat(b, int(b.ne[0]), 2, int(b.ne[2]), int(b.ne[3])))
+        shape = (int(result.ne[0]), 1, int(result.ne[2]), int(result.ne[3]))
+        return g.cont(g.view(result, shape, tuple(int(stride) for stride in result.nb[1:4])))
+
+    def _slots(self, cache: Tensor, shape: tuple[int, int]) -> Tensor:
+        """The step's slots of a cache {.., .., slots}."""
+        slot = int(cache.nb[2])
+        return self.g.view(cache, (*shape, self.sequences), (int(cache.nb[1]), slot), self.first * slot)
+
+    def _heads(self, cache: Tensor, d: int, kv_heads: int) -> Tensor:
+        """A row-major cache as {d, cells, kv heads, sequences}."""
+        head, slot = lib.ggml_row_size(cache.type, d), int(cache.nb[2])
+        strides = (int(cache.nb[1]), head, slot)
+        return self.g.view(cache, (d, self.cells, kv_heads, self.sequences), strides, self.first * slot)
+
+    def _value_columns(self, layer: int) -> Tensor:
+        """A transposed V cache as {cells, dv, kv heads, sequences}."""
+        cache, shape = self.arena.v[layer], self.arena.layers[layer]
+        channel, slot = int(cache.nb[1]), int(cache.nb[2])
+        strides = (channel, channel * shape.value_dim, slot)
+        dims = (self.cells, shape.value_dim, shape.kv_heads, self.sequences)
+        return self.g.view(cache, dims, strides, self.first * slot)
+
+    def _row_major(self, layer: int) -> Tensor:
+        shape = self.arena.layers[layer]
+        if not self.arena.transposed:
+            return self._heads(self.arena.v[layer], shape.value_dim, shape.kv_heads)
+        return self.g.cont(self.g.permute(self._value_columns(layer), 1, 0, 2, 3))
+
+    def filler(self, inputs: dict[str, NDArray[Any]]) -> KVInputs:
+        return KVInputs(self, inputs)
+
+
+class KVInputs:
+    """Rewrites the arena's inputs of one graph before a replay."""
+
+    def __init__(self, step: KVStep, inputs: dict[str, NDArray[Any]]) -> None:
+        self.shape = (step.cells, step.rows, step.sequences)
+        self.ids = inputs["kv.cells"]  # [B, T]
+        self.mask = ffi.cast("uint16_t *", ffi.from_buffer(inputs["kv.mask"]))  # [B, 1, T, cells]
+        self.elements = []
+        for width in step._widths:
+            array = inputs[f"kv.elements.{width}"].reshape(step.sequences, step.rows, width)
+            self.elements.append((array, np.arange(width, dtype=np.int64) * step.arena.cells))
+
+    def fill(self, positions: NDArray[np.int64], first: Any) -> None:
+        """positions [B, T]; `first` is an int32_t * to the first position of every sequence."""
+        cells, rows, sequences = self.shape
+        self.ids[:] = positions
+        for array, base in self.elements:
+            np.add(positions[:, :, None], base, out=array)
+        lib.tsgg_fill_mask_f16(self.mask, cells, rows, sequences, first, 0)
+
+
+def cache_bytes(layers: Sequence[Attention], cells: int, slots: int, type_k: str, type_v: str) -> int:
+    """Bytes of an arena of that shape, before it is allocated."""
+    k = sum(lib.ggml_row_size(CACHE_TYPES[type_k], layer.head_dim * layer.kv_heads) for layer in layers)
+    v = sum(lib.ggml_row_size(CACHE_TYPES[type_v], layer.value_dim * layer.kv_heads) for layer in layers)
+    return int((k + v) * (-(-cells // CELL_STEP) * CELL_STEP) * slots)

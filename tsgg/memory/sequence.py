@@ -1,0 +1,71 @@
+"""A sequence: exactly the tokens whose rows memory holds, and the slot they lie in."""
+
+from __future__ import annotations
+
+from tsgg.errors import ContextFullError, TsggError, UsageError
+
+
+class Sequence:
+    """Made by `Slots.take`. Only `commit` and `truncate` change its length; a forward leaves pending rows behind it."""
+
+    def __init__(self, slot: int, capacity: int) -> None:
+        self.slot = slot
+        self.capacity = capacity  # tokens
+        self.tokens: list[int] = []
+        self.pending: list[int] = []  # rows that the last forward wrote past the committed length
+        self.closed = False
+
+    @property
+    def length(self) -> int:
+        """Committed tokens. Position p of the sequence lies in cell p of its slot."""
+        return len(self.tokens)
+
+    @property
+    def left(self) -> int:
+        """Rows that still fit."""
+        return self.capacity - len(self.tokens)
+
+    def commit(self, kept: int) -> None:
+        """Keeps the first `kept` rows of the last forward; the others are rejected and will be overwritten."""
+        if not 0 <= kept <= len(self.pending):
+            raise UsageError(f"commit({kept}): the last forward left {len(self.pending)} rows")
+        self.tokens.extend(self.pending[:kept])
+        self.pending.clear()
+
+    def truncate(self, length: int) -> int:
+        """Forgets every row past `length`; returns the length reached (full attention reaches any)."""
+        if length < 0:
+            raise UsageError(f"truncate({length}): a length is not negative")
+        self.pending.clear()
+        del self.tokens[length:]
+        return len(self.tokens)
+
+    def check_room(self, rows: int) -> None:
+        """Raises `ContextFullError` when `rows` more do not fit, `TsggError` on a sequence that was given back."""
+        if self.closed:
+            raise TsggError("this sequence was released: take a new one from the model")
+        if rows > self.left:
+            raise ContextFullError(
+                f"context full: {self.length} of {self.capacity} positions are used and {rows} more were asked for; "
+                "load the model with a larger n_ctx or shorten the prompt"
+            )
+
+
+class Slots:
+    """The free slots of a model. The lowest free one is handed out, so that batches find neighbours."""
+
+    def __init__(self, count: int, capacity: int) -> None:
+        self.count, self.capacity = count, capacity
+        self._free = list(range(count))
+
+    def take(self) -> Sequence:
+        if not self._free:
+            raise ContextFullError(f"all {self.count} sequences of this model are in use: load it with a larger n_seq")
+        return Sequence(self._free.pop(0), self.capacity)
+
+    def release(self, sequence: Sequence) -> None:
+        """Gives the slot back; a second call does nothing."""
+        if not sequence.closed:
+            sequence.closed = True
+            sequence.tokens, sequence.pending = [], []
+            self._free = sorted([*self._free, sequence.slot])

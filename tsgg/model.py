@@ -1,0 +1,188 @@
+"""A loaded model: file, weights, memory and the one forward, behind the `Trunk` protocol of tsgg.speculative."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tsgg.errors import ModelFileError, UsageError
+from tsgg.forward import Forward, StepRows
+from tsgg.ggml.buffers import CACHE_TYPES
+from tsgg.ggml.devices import Backend, devices, pick_device
+from tsgg.gguf import GGML_TYPES, GGUFFile, read_gguf
+from tsgg.memory.kv import KVArena
+from tsgg.memory.sequence import Sequence, Slots
+from tsgg.models import find
+from tsgg.models.base import MAX_CONTEXT, Architecture
+from tsgg.plan import fit
+from tsgg.speculative.protocol import Batch
+from tsgg.weights import ModelWeights, check, plan
+
+log = logging.getLogger("tsgg.model")
+
+PROGRESS_AFTER = 1.0  # seconds of loading before a progress line appears
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_T = TypeVar("_T", bound=_Closable)
+
+
+class Model:
+    """One GGUF file on one device. Not thread-safe; `close` frees everything, in order.
+
+    Implements `tsgg.speculative.protocol.Trunk`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        n_ctx: int | None = None,
+        n_seq: int = 1,
+        n_threads: int | None = None,
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+    ) -> None:
+        """Loads a file. `n_ctx` is tokens per sequence (default: the trained length, at most 8192 and what fits).
+
+        Raises `ModelFileError`, `UnsupportedError`, `UsageError` or `OutOfMemoryError`, with nothing left allocated.
+        """
+        _check_arguments(n_ctx, n_seq, cache_type_k, cache_type_v)
+        started = time.monotonic()
+        self.file = read_gguf(path)
+        self.arch = _architecture(self.file)
+        self.device = pick_device(device)
+        placements = plan(check(self.file, self.arch.tensors()), self.device)
+        self.plan = fit(
+            self.arch, placements, self.device.memory_free, n_ctx, n_seq, cache_type_k, cache_type_v
+        )
+        self.n_ctx = self.plan.context
+        self.vocab_size = int(self.file.tensors["token_embd.weight"].shape[1])
+        self._closers: list[_Closable] = []
+        try:
+            backend = self._own(Backend(self.device, n_threads))
+            helpers = () if self.device.is_cpu else (self._own(Backend(devices()[-1], n_threads)),)
+            self.n_threads = backend.n_threads
+            self.weights = self._own(ModelWeights(self.file, placements, self.device, _Progress(self.file)))
+            self.arena = self._own(
+                KVArena(self.arch.attention(), self.n_ctx, n_seq, self.device, cache_type_k, cache_type_v)
+            )
+            backends = (backend, *helpers)
+            self._forward = self._own(Forward(self.arch, self.weights, self.arena, backends, self.vocab_size))
+        except BaseException:
+            self.close()
+            raise
+        self.slots = Slots(n_seq, self.n_ctx)
+        log.info(
+            "%s: %s, %d layers, context %d of %d trained, %s on %s, %d threads, loaded in %.2f s; %s",
+            self.file.paths[0].name, self.arch.name, self.arch.layers, self.n_ctx, self.arch.context,
+            self.quant_types(), self.device.name, self.n_threads, time.monotonic() - started, self.plan,
+        )  # fmt: skip
+
+    # -- Trunk -----------------------------------------------------------------------------------------------------
+
+    @property
+    def feature_size(self) -> int:
+        return self.arch.embedding
+
+    @property
+    def preferred_draft_window(self) -> int | None:
+        return self.arch.preferred_draft_window
+
+    @property
+    def speculation_refusal(self) -> str | None:
+        return self.arch.speculation_refusal
+
+    @property
+    def speculation_profitable(self) -> bool:
+        return self.arch.speculation_profitable
+
+    def forward(self, batch: Batch) -> StepRows:
+        """See `tsgg.forward.Forward.run`."""
+        return self._forward.run(batch)
+
+    def context_left(self, sequence: Sequence) -> int:
+        return sequence.left
+
+    # -- sequences -------------------------------------------------------------------------------------------------
+
+    def new_sequence(self) -> Sequence:
+        """An empty sequence in the lowest free slot; raises `ContextFullError` when all are taken."""
+        return self.slots.take()
+
+    def release(self, sequence: Sequence) -> None:
+        self.slots.release(sequence)
+
+    # -- about -----------------------------------------------------------------------------------------------------
+
+    def quant_types(self) -> str:
+        """Tensor types by bytes, largest first: "Q4_1 77 %, Q8_0 23 %"."""
+        sizes: dict[str, int] = {}
+        for info in self.file.tensors.values():
+            name = GGML_TYPES[info.type].name
+            sizes[name] = sizes.get(name, 0) + info.nbytes
+        total = sum(sizes.values()) or 1
+        ordered = sorted(sizes.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {100 * size / total:.0f} %" for name, size in ordered if size * 200 >= total)
+
+    def graph_bytes(self) -> int:
+        """Bytes that cached graphs hold now."""
+        return self._forward.graph_bytes()
+
+    def close(self) -> None:
+        """Frees graphs, caches, weights and backends; a second call does nothing."""
+        while self._closers:
+            self._closers.pop().close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Model({self.file.paths[0].name!r}, {self.arch.name}, n_ctx={self.n_ctx}, device={self.device.name!r})"
+
+    def _own(self, part: _T) -> _T:
+        self._closers.append(part)
+        return part
+
+
+def _architecture(file: GGUFFile) -> Architecture:
+    name = file.metadata.architecture
+    cls = find(name)
+    if "token_embd.weight" not in file.tensors or len(file.tensors["token_embd.weight"].shape) != 2:
+        raise ModelFileError(f"{file.paths[0].name}: no two-dimensional token_embd.weight: not a whole language model")
+    return cls(file.metadata, file.tensors)
+
+
+def _check_arguments(n_ctx: int | None, n_seq: int, type_k: str, type_v: str) -> None:
+    if n_ctx is not None and not 1 <= n_ctx <= MAX_CONTEXT:
+        raise UsageError(f"n_ctx is {n_ctx}, expected 1 to {MAX_CONTEXT} tokens")
+    if not 1 <= n_seq <= 256:
+        raise UsageError(f"n_seq is {n_seq}, expected 1 to 256 sequences")
+    for name, given in (("cache_type_k", type_k), ("cache_type_v", type_v)):
+        if given not in CACHE_TYPES:
+            raise UsageError(f"{name} is {given!r}, expected one of {', '.join(CACHE_TYPES)}")
+
+
+class _Progress:
+    """Copied bytes on stderr, once loading has taken more than a second; silent where stderr is no terminal."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.name, self.started, self.shown = file.paths[0].name, time.monotonic(), False
+
+    def __call__(self, done: int, total: int) -> None:
+        if not sys.stderr.isatty() or (time.monotonic() - self.started < PROGRESS_AFTER and not self.shown):
+            return
+        self.shown = True
+        end = "\n" if done == total else ""
+        sys.stderr.write(f"\rloading {self.name}: {100 * done // total} %{end}")
+        sys.stderr.flush()

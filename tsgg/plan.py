@@ -1,0 +1,77 @@
+"""The memory plan: what a load needs, decided before anything is allocated, and refused when it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tsgg.errors import OutOfMemoryError
+from tsgg.memory.kv import CELL_STEP, FLASH_ROWS, cache_bytes
+from tsgg.models.base import MAX_CONTEXT, Architecture
+from tsgg.weights import Placement
+
+DEFAULT_CONTEXT = 8192  # tokens, when neither caller nor file asks for less
+PREFILL_ROWS = 512  # rows of a prefill chunk
+SMALLEST_CONTEXT = CELL_STEP  # a default context is not shrunk below this to fit
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes that a load needs, and what the device has free."""
+
+    context: int  # tokens per sequence
+    mapped: int  # weights read in place from the file's mapping
+    copied: int  # weights copied or repacked
+    cache: int  # KV of all slots
+    scratch: int  # estimate of the largest prefill graph's intermediate results
+    free: int
+
+    @property
+    def needed(self) -> int:
+        return self.mapped + self.copied + self.cache + self.scratch
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {getattr(self, name) / 2**20:.1f}" for name in ("mapped", "copied", "cache", "scratch"))
+        return f"MiB: weights {parts}; needs {self.needed / 2**20:.1f} of {self.free / 2**20:.1f} free"
+
+
+def fit(
+    arch: Architecture,
+    placements: Sequence[Placement],
+    free: int,
+    n_ctx: int | None,
+    n_seq: int,
+    type_k: str,
+    type_v: str,
+) -> MemoryPlan:
+    """The plan for a context of `n_ctx` tokens; None means min(trained, 8192), halved until it fits.
+
+    Raises `OutOfMemoryError` that lists the parts when an explicit context, or the smallest, does not fit.
+    """
+    wanted = n_ctx or min(arch.context, DEFAULT_CONTEXT)
+    while True:
+        proposal = _plan(arch, placements, free, wanted, n_seq, type_k, type_v)
+        if proposal.needed <= free:
+            return proposal
+        if n_ctx is not None or wanted <= SMALLEST_CONTEXT:
+            raise OutOfMemoryError(
+                f"the model does not fit: {proposal}. Use a smaller n_ctx (now {wanted}), n_seq (now {n_seq}), a q8_0 cache "
+                "or a smaller quantization"
+            )
+        wanted = max(SMALLEST_CONTEXT, wanted // 2)
+
+
+def _plan(
+    arch: Architecture, placements: Sequence[Placement], free: int, context: int, n_seq: int, type_k: str, type_v: str
+) -> MemoryPlan:
+    context = min(context, MAX_CONTEXT)
+    layers = arch.attention()
+    mapped = sum(item.info.nbytes for item in placements if item.where in ("mapped", "host"))
+    copied = sum(item.info.nbytes for item in placements if item.where in ("repacked", "copied"))
+    widest = max(item.info.shape[1] for item in placements if len(item.info.shape) > 1 and item.spec.role != "table")
+    rows = min(PREFILL_ROWS, context)
+    activations = rows * (3 * widest + 8 * arch.embedding) * 4
+    scores = min(rows, FLASH_ROWS) * max(layer.heads for layer in layers) * context * 4
+    values = context * max(layer.kv_heads * layer.value_dim for layer in layers) * 2
+    scratch = activations + max(scores, values)
+    return MemoryPlan(context, mapped, copied, cache_bytes(layers, context, n_seq, type_k, type_v), scratch, free)

@@ -1,0 +1,216 @@
+"""What a request asks of sampling: one frozen dataclass, every number checked here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
+from typing import Any
+
+from tsgg.errors import UsageError
+
+GREEDY_BELOW = 1e-4  # smaller temperatures only overflow exp((logit - max) / temperature): they mean greedy
+MAX_LOGPROBS = 20  # the field's limit of top alternatives per token
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionGuard:
+    """When an endless loop ends the answer: the last tokens are one short cycle, over and over.
+
+    All three must hold, counted over emitted tokens only: the cycle has at most `max_cycle` tokens, it stands there
+    at least `min_repeats` times in a row, and the run is at least `min_tokens` long (a table's ruler or an indented
+    block repeats one token dozens of times and is no loop).
+    """
+
+    max_cycle: int = 32
+    """Longest cycle looked for, tokens, 1..256."""
+    min_repeats: int = 8
+    """Times the cycle stands in a row, >= 2."""
+    min_tokens: int = 128
+    """Length of the whole run, tokens, >= 2."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("max_cycle", 1, 256), ("min_repeats", 2, None), ("min_tokens", 2, None)):
+            value = _integer(f"repetition_guard.{name}", getattr(self, name), low, high)
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are drawn and when they end.
+
+    The defaults are those of llama.cpp (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05), because GGUF files are
+    tuned and compared there; vLLM's plain softmax is `SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)`, and
+    greedy decoding is `SamplingParams(temperature=0)`.
+
+    The chain of one row, in llama.cpp's order: logit_bias, penalties, top_k, top_p, min_p, temperature, draw. So top_p
+    and min_p look at probabilities before temperature, and top_p at those of the top_k survivors. With temperature 0
+    the filters cannot remove the greatest logit and are skipped. Of equal logits the lowest id counts as the greater.
+
+    Raises UsageError naming the field, its value and the allowed range.
+    """
+
+    max_tokens: int | None = None
+    """Most tokens to emit, >= 1; None: until the answer ends by itself or the context is full."""
+    temperature: float = 0.8
+    """Logits are divided by it, 0..100; 0 (and anything under 1e-4) is greedy."""
+    top_k: int = 40
+    """Keep this many of the greatest logits; 0: all."""
+    top_p: float = 0.95
+    """Keep the fewest tokens whose probabilities reach this sum, 0..1; 1: all. At least one token stays."""
+    min_p: float = 0.05
+    """Keep tokens at least this fraction as probable as the most probable one, 0..1; 0: all."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in the penalty window are divided by it where positive, multiplied where not; 0.01..100, 1: off."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token in the penalty window, -2..2; 0: off."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token as often as it stands in the penalty window, -2..2; 0: off."""
+    penalty_last_n: int = 64
+    """The penalty window: the last n tokens, those of the prompt included; 0: none, -1: all."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Token id -> number added to its logit before anything else; -inf forbids the token."""
+    seed: int | None = None
+    """0..2**64-1; None: one is chosen for the request and reported as `RowSampler.seed`."""
+    logprobs: int | None = None
+    """Record the natural log-probability (of the raw logits) of every emitted token and of this many of the most
+    probable ones, 0..20; None: record nothing."""
+    stop: str | Iterable[str] = ()
+    """Text that ends the answer and is not shown: one string or several, none empty. Kept as a tuple."""
+    stop_token_ids: Iterable[int] = ()
+    """Tokens that end the answer besides the model's own end-of-generation tokens. Kept as a tuple."""
+    ignore_eos: bool = False
+    """Never draw the model's end-of-generation tokens (benchmarks); ids in stop_token_ids still end the answer."""
+    repetition_guard: RepetitionGuard | bool | None = None
+    """End an endless loop with finish reason "repetition"; True: the guard's defaults. Off unless asked for."""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 1, None, optional=True))
+        put(self, "temperature", _number("temperature", self.temperature, 0.0, 100.0))
+        put(self, "top_k", _integer("top_k", self.top_k, 0, None, off="0 keeps all tokens"))
+        put(self, "top_p", _number("top_p", self.top_p, 0.0, 1.0))
+        put(self, "min_p", _number("min_p", self.min_p, 0.0, 1.0))
+        put(self, "repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0))
+        put(self, "presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        put(self, "frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        put(self, "penalty_last_n", _integer("penalty_last_n", self.penalty_last_n, -1, None, off="-1 is all tokens"))
+        put(self, "logit_bias", _biases(self.logit_bias))
+        put(self, "seed", _integer("seed", self.seed, 0, 2**64 - 1, optional=True))
+        put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True))
+        put(self, "stop", _stop_strings(self.stop))
+        put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.ignore_eos, bool):
+            raise UsageError(f"ignore_eos is {self.ignore_eos!r}; expected True or False")
+        put(self, "repetition_guard", _guard(self.repetition_guard))
+        if self.penalty_last_n == 0 and self.has_penalties:
+            raise UsageError(
+                "penalty_last_n is 0 (no tokens are penalized) although a penalty is set; leave the penalties at "
+                "repetition_penalty=1, presence_penalty=0, frequency_penalty=0 or give a window, -1 for all tokens"
+            )
+
+    @classmethod
+    def parse(cls, params: SamplingParams | None = None, **keywords: Any) -> SamplingParams:
+        """`params` (None: the defaults) with the given fields replaced. Raises UsageError for an unknown keyword."""
+        if params is None:
+            params = cls()
+        elif not isinstance(params, SamplingParams):
+            raise UsageError(f"params is a {type(params).__name__}; expected SamplingParams, or fields as keywords")
+        known = [item.name for item in fields(cls)]
+        unknown = [name for name in keywords if name not in known]
+        if unknown:
+            raise UsageError(f"unknown sampling parameter {', '.join(unknown)}; valid ones: {', '.join(known)}")
+        return replace(params, **keywords)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True where the greatest logit is taken and no random number is used."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        """True where a token already seen has another logit than the row gives it."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raises UsageError where a token id named here is not in a vocabulary of `vocab_size` tokens."""
+        for name, ids in (("logit_bias", list(self.logit_bias)), ("stop_token_ids", list(self.stop_token_ids))):
+            outside = [token for token in ids if token >= vocab_size]
+            if outside:
+                shown = ", ".join(map(str, outside[:5]))
+                raise UsageError(f"{name} names token {shown}; the model's vocabulary is 0..{vocab_size - 1}")
+
+
+def _range(low: object, high: object) -> str:
+    return f">= {low}" if high is None else f"{low}..{high}"
+
+
+def _integer(
+    name: str, value: object, low: int, high: int | None, *, optional: bool = False, off: str = ""
+) -> int | None:
+    if optional and value is None:
+        return None
+    expected = f"a whole number {_range(low, high)}" + (" or None" if optional else "") + (f" ({off})" if off else "")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UsageError(f"{name} is {value!r}; expected {expected}")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        raise UsageError(f"{name} is {number}; expected {expected}")
+    return number
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:  # NaN fails too
+        raise UsageError(f"{name} is {value!r}; expected a number {_range(low, high)}")
+    return float(value)
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise UsageError(f"{name} is {value!r}; expected a list of token ids")
+    ids: list[int] = []
+    for item in value:
+        token = _integer(f"a token id in {name}", item, 0, None)
+        assert token is not None  # not optional
+        ids.append(token)
+    return tuple(ids)
+
+
+def _stop_strings(value: object) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if isinstance(strings, (bytes, Mapping)) or not isinstance(strings, Iterable):
+        raise UsageError(f"stop is {value!r}; expected a string or a list of strings")
+    stops = tuple(strings)
+    for text in stops:
+        if not isinstance(text, str):
+            raise UsageError(f"stop holds {text!r}; expected strings (token ids go to stop_token_ids)")
+        if not text:
+            raise UsageError("stop holds an empty string, which would end every answer at once; leave it out")
+    return stops
+
+
+def _biases(value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"logit_bias is {value!r}; expected a mapping of token ids to numbers")
+    _token_ids("logit_bias", list(value))
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        if isinstance(bias, bool) or not isinstance(bias, Real) or not _bias_fits(float(bias)):
+            raise UsageError(f"logit_bias of token {token} is {bias!r}; expected -1e9..1e9, or -inf to forbid it")
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def _bias_fits(bias: float) -> bool:
+    return bias == -math.inf or abs(bias) <= 1e9  # NaN fits neither
+
+
+def _guard(value: object) -> RepetitionGuard | None:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return RepetitionGuard()
+    if not isinstance(value, RepetitionGuard):
+        raise UsageError(f"repetition_guard is {value!r}; expected True, False, None or a RepetitionGuard")
+    return value

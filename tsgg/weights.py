@@ -1,0 +1,213 @@
+"""Weights of a model: checked against what the architecture declares, then placed.
+
+On the CPU a tensor stays where the file's mapping has it (no copy), except
+* Q4_0, IQ4_NL and MXFP4 matrices, which go to a CPU_REPACK buffer: faster, and their rows stay exact
+  (Q4_K would be faster there too, but its rows then depend on how many there are);
+* a tensor whose address in the mapping is not aligned, which is copied.
+On other devices everything is copied, and a table that the device cannot gather rows from stays in the mapping.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsgg.errors import ModelFileError, UnsupportedError
+from tsgg.ggml import buffers
+from tsgg.ggml.buffers import F32, I32, Tensor, TensorSet
+from tsgg.ggml.builder import GraphBuilder
+from tsgg.ggml.devices import Device
+from tsgg.ggml.library import ffi, lib
+from tsgg.gguf import GGML_TYPES, GGUFFile, TensorInfo
+from tsgg.models.base import TensorSpec
+from tsgg.settings import settings
+
+log = logging.getLogger("tsgg.weights")
+
+REPACKED_TYPES = (lib.GGML_TYPE_Q4_0, lib.GGML_TYPE_IQ4_NL, lib.GGML_TYPE_MXFP4)
+ALIGNMENT = 32  # bytes, what ggml's CPU kernels assert
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one tensor of the file goes: "mapped", "repacked", "copied" (device memory) or "host" (gathered here)."""
+
+    info: TensorInfo
+    spec: TensorSpec
+    where: str
+
+
+def check(file: GGUFFile, specs: Iterable[TensorSpec]) -> list[tuple[TensorInfo, TensorSpec]]:
+    """The file's tensors for the architecture's declarations.
+
+    Raises `ModelFileError` for one that is missing or has another shape, `UnsupportedError` for a type that its use
+    does not allow.
+    """
+    found = []
+    for spec in specs:
+        info = file.tensors.get(spec.name)
+        if info is None:
+            if spec.optional:
+                continue
+            raise ModelFileError(f"{file.paths[0].name}: tensor {spec.name} is missing, the architecture needs it")
+        shape = info.shape + (1,) * (len(spec.shape) - len(info.shape))
+        matches = len(shape) == len(spec.shape) or all(n == 1 for n in shape[len(spec.shape) :])
+        if not matches or any(want not in (0, got) for got, want in zip(shape, spec.shape, strict=False)):
+            expected = " x ".join(str(n) if n else "any" for n in spec.shape)
+            got = " x ".join(map(str, info.shape))
+            raise ModelFileError(f"{file.paths[0].name}: tensor {spec.name} has shape {got}, expected {expected}")
+        if spec.role == "vector" and info.type != F32:
+            kind = GGML_TYPES[info.type].name
+            raise UnsupportedError(f"{file.paths[0].name}: tensor {spec.name} is {kind}, norms and biases must be F32")
+        if spec.role != "vector" and info.type != F32 and lib.ggml_get_type_traits(info.type).to_float == ffi.NULL:
+            kind = GGML_TYPES[info.type].name
+            raise UnsupportedError(f"{file.paths[0].name}: tensor {spec.name} is {kind}, which cannot be computed with")
+        found.append((info, spec))
+    return found
+
+
+def plan(pairs: Iterable[tuple[TensorInfo, TensorSpec]], device: Device) -> list[Placement]:
+    """Decides where every tensor goes. Allocates nothing."""
+    repack = device.extra_buffer_type("CPU_REPACK") if device.is_cpu and settings.repack else None
+    placements = []
+    for info, spec in pairs:
+        where = "copied"
+        if device.is_cpu:
+            aligned = info.offset % ALIGNMENT == 0 and settings.mmap
+            where = "mapped" if aligned else "copied"
+            repackable = info.type in REPACKED_TYPES and spec.role in ("matrix", "experts")
+            if repack is not None and repackable and _runs_repacked(info, spec, device, repack):
+                where = "repacked"
+        elif spec.role == "table" and not _gathers(info, device):
+            where = "host"
+        placements.append(Placement(info, spec, where))
+    return placements
+
+
+class ModelWeights:
+    """Placed tensors by name (`tsgg.models.base.Weights`). Owns the file's mappings; freed by `close`."""
+
+    def __init__(
+        self, file: GGUFFile, placements: list[Placement], device: Device, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """`progress(done, total)` counts bytes that are copied. Raises `OutOfMemoryError`."""
+        self.device = device
+        self._maps = [_map(path) for path in file.paths]
+        self._tensors: dict[str, Tensor] = {}
+        self._sets: list[TensorSet] = []
+        self._host: dict[Any, TensorInfo] = {}
+        self._repacked: set[Any] = set()
+        try:
+            self._place(placements, progress or (lambda done, total: None))
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def get(self, name: str) -> Tensor | None:
+        return self._tensors.get(name)
+
+    def repacked(self, tensor: Tensor) -> bool:
+        return tensor in self._repacked
+
+    def host_table(self, tensor: Tensor) -> bool:
+        """Whether rows of this table are gathered on the host because the device cannot."""
+        return tensor in self._host
+
+    def gather_table(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """Rows `ids` of the host's embedding table, dequantized into `out` [rows, embedding]."""
+        ((_, info),) = self._host.items()
+        row = info.nbytes // info.shape[1]
+        memory = ffi.from_buffer(self._maps[info.file]) + info.offset
+        convert = lib.ggml_get_type_traits(info.type).to_float
+        for i, token in enumerate(ids.tolist()):
+            target = ffi.cast("float *", ffi.from_buffer(out[i]))
+            if info.type == F32:
+                ffi.memmove(target, memory + token * row, row)
+            else:
+                convert(memory + token * row, target, info.shape[0])
+
+    def close(self) -> None:
+        """Frees device memory, then the mappings; a second call does nothing."""
+        self._tensors.clear()
+        for tensors in self._sets:
+            tensors.close()
+        self._sets.clear()
+        for mapping in self._maps:
+            mapping.release()
+        self._maps.clear()
+
+    def _place(self, placements: list[Placement], progress: Callable[[int, int], None]) -> None:
+        groups: dict[str, list[Placement]] = {}
+        for placement in placements:
+            groups.setdefault(placement.where, []).append(placement)
+        if mapped := groups.get("mapped"):
+            tensors = self._new_set(mapped)
+            bases = [tensors.map_host(memory, memory) for memory in self._maps]
+            for item in mapped:
+                buffer, base = bases[item.info.file]
+                buffers.place(self._tensors[item.spec.name], buffer, base + item.info.offset)
+        for item in groups.get("host", []):
+            tensors = self._new_set([item])  # a description only: rows are gathered by `gather_table`
+            self._host[self._tensors[item.spec.name]] = item.info
+        total = sum(item.info.nbytes for where in ("repacked", "copied") for item in groups.get(where, []))
+        done = 0
+        for where in ("repacked", "copied"):
+            if not (group := groups.get(where)):
+                continue
+            repack = self.device.extra_buffer_type("CPU_REPACK")
+            self._new_set(group).allocate(
+                repack if where == "repacked" else self.device.buffer_type, weights=True, clear=False
+            )
+            for item in group:
+                start = item.info.offset
+                tensor = self._tensors[item.spec.name]
+                buffers.write(tensor, self._maps[item.info.file][start : start + item.info.nbytes])
+                if where == "repacked":
+                    self._repacked.add(tensor)
+                done += item.info.nbytes
+                progress(done, total)
+
+    def _new_set(self, group: list[Placement]) -> TensorSet:
+        tensors = TensorSet(len(group))
+        self._sets.append(tensors)
+        for item in group:
+            self._tensors[item.spec.name] = tensors.new(item.info.type, item.info.shape, item.spec.name)
+        return tensors
+
+
+def _map(path: Any) -> memoryview:
+    with open(path, "rb") as handle:
+        return memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _runs_repacked(info: TensorInfo, spec: TensorSpec, device: Device, repack: Any) -> bool:
+    """Asks the device about a product with this weight in a repack buffer, on descriptions alone."""
+    g = GraphBuilder(capacity=16)
+    weight = lib.ggml_new_tensor(g.ctx, info.type, len(info.shape), list(info.shape))
+    buffer = lib.ggml_backend_buft_alloc_buffer(repack, 0)
+    weight.buffer = buffer
+    try:
+        if spec.role == "experts":
+            x = g.input("x", F32, info.shape[0], 1, 4)
+            return device.supports(g.mul_mat_id(weight, x, g.input("ids", I32, 1, 4)))
+        return device.supports(g.mul_mat(weight, g.input("x", F32, info.shape[0], 4)))
+    finally:
+        g.close()
+        lib.ggml_backend_buffer_free(buffer)
+
+
+def _gathers(info: TensorInfo, device: Device) -> bool:
+    g = GraphBuilder(capacity=16)
+    table = lib.ggml_new_tensor(g.ctx, info.type, len(info.shape), list(info.shape))
+    supported = device.supports(g.get_rows(table, g.input("ids", I32, 4)))
+    g.close()
+    return supported
