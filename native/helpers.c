@@ -58,3 +58,22 @@ ggml_backend_buffer_type_t tsgg_extra_buffer_type(ggml_backend_dev_t device, con
 
 FILL_MASK(tsgg_fill_mask_f16, uint16_t, 0xFC00) // -inf as IEEE half
 FILL_MASK(tsgg_fill_mask_f32, float, -INFINITY)
+
+void tsgg_fill_positions(int32_t * positions, int64_t * cells, int64_t rows, int64_t sequences, const int32_t * first) {
+    for (int64_t s = 0; s < sequences; ++s) {
+        for (int64_t r = 0; r < rows; ++r) {
+            *positions++ = first[s] + (int32_t) r;
+            *cells++ = (int64_t) first[s] + r;
+        }
+    }
+}
+
+void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t stride, int64_t rows, int64_t sequences, const int32_t * first) {
+    for (int64_t s = 0; s < sequences; ++s) {
+        for (int64_t r = 0; r < rows; ++r) {
+            for (int64_t c = 0; c < width; ++c) {
+                *elements++ = c * stride + first[s] + r;
+            }
+        }
+    }
+}

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend
 from tsgg.ggml.graph import Graph
 from tsgg.ggml.library import cpu_features, ffi, lib
-from tsgg.memory.kv import KVArena, KVStep
+from tsgg.memory.kv import KVArena, KVInputs, KVStep
 from tsgg.models.base import Architecture
 from tsgg.settings import settings
 from tsgg.speculative.protocol import Batch, Want
@@ -111,30 +111,43 @@ class StepProgram:
                     rows = g.get_rows(hidden, g.input("last_rows", I32, key.sequences))
                 self.logits = g.output(arch.logits(g, weights, step, rows))
         self.graph = Graph(g, backends[0], backends[1:])
+        self._outputs = self._named()
+        self._views = {name: _rows(buffers.view(tensor)) for name, tensor in self._outputs.items()}
         inputs = self.graph.inputs
-        shape = (key.sequences, key.rows)
-        self._positions64 = np.zeros(shape, np.int64)
         self._first = np.zeros(key.sequences, np.int32)
         self._first_pointer = ffi.cast("int32_t *", ffi.from_buffer(self._first))
-        self._offsets = np.arange(key.rows, dtype=np.int64)
-        self._positions = inputs["positions"].reshape(shape)
-        self._tokens = inputs["tokens"].reshape(shape) if "tokens" in inputs else None
+        self._positions = ffi.cast("int32_t *", ffi.from_buffer(inputs["positions"]))
+        self._tokens = inputs["tokens"].reshape(key.sequences, key.rows) if "tokens" in inputs else None
         self._embeddings = inputs.get("embeddings")
-        self._kv = step.kv.filler(inputs)
+        self._kv = KVInputs(step.kv, inputs)
         if "last_rows" in inputs:
             inputs["last_rows"][:] = np.arange(1, key.sequences + 1) * key.rows - 1
 
-    def run(self, tokens: NDArray[np.int32], first: list[int]) -> None:
+    def run(self, tokens: list[list[int]], first: list[int]) -> None:
         """Rewrites every input and replays. tokens [B, T]; `first` is the position of each sequence's first row."""
         self._first[:] = first
-        np.add(self._first[:, None], self._offsets, out=self._positions64)
-        self._positions[:] = self._positions64
         if self._tokens is not None:
             self._tokens[:] = tokens
         if self._embeddings is not None:
-            self.weights.gather_table(tokens.reshape(-1), self._embeddings)
-        self._kv.fill(self._positions64, self._first_pointer)
+            self.weights.gather_table([token for row in tokens for token in row], self._embeddings)
+        self._kv.fill(self._positions, self._first_pointer)
         self.graph.replay()
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """An output as [rows, columns]: a view where the host sees it, else a copy. Raises `UsageError`."""
+        if name not in self._views:
+            raise UsageError(f"{name} was not asked for in this forward")
+        view = self._views[name]
+        return _rows(buffers.read(self._outputs[name])) if view is None else view
+
+    def _named(self) -> dict[str, Tensor]:
+        named = {f"tap {layer}": tensor for layer, tensor in self.taps.items()}
+        named |= {"logits": self.logits, "hidden": self.hidden}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+def _rows(array: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
+    return None if array is None else array.reshape(-1, array.shape[-1])
 
 
 class StepRows:
@@ -150,7 +163,7 @@ class StepRows:
     def logits(self, sequence: int, row: int) -> NDArray[np.float32]:
         """[vocab] F32. `row` counts from the sequence's first row; with logits="last" only the last row is there."""
         key = self._program.key
-        table = self._array("logits", self._program.logits)
+        table = self._table("logits")
         if key.want.logits == "last":
             if row not in (-1, key.rows - 1):
                 raise UsageError(f"logits of row {row} were not asked for: the forward wanted the last row only")
@@ -160,7 +173,7 @@ class StepRows:
     def hidden(self, sequence: int) -> NDArray[np.float32]:
         """[rows, embedding] F32 after the final norm: all rows, or one with hidden="last"."""
         key = self._program.key
-        table = self._array("hidden", self._program.hidden)
+        table = self._table("hidden")
         per = len(table) // key.sequences
         rows = table[sequence * per : (sequence + 1) * per]
         return rows[-1:] if key.want.hidden == "last" else rows
@@ -168,17 +181,13 @@ class StepRows:
     def tap(self, layer: int, sequence: int) -> NDArray[np.float32]:
         """[rows, embedding] F32: the residual that enters `layer`."""
         rows = self._program.key.rows
-        return self._array(f"tap {layer}", self._program.taps.get(layer))[sequence * rows : (sequence + 1) * rows]
+        return self._table(f"tap {layer}")[sequence * rows : (sequence + 1) * rows]
 
-    def _array(self, name: str, tensor: Tensor | None) -> NDArray[np.float32]:
-        if tensor is None:
-            raise UsageError(f"{name} was not asked for in this forward")
+    def _table(self, name: str) -> NDArray[np.float32]:
         if self._ticket != self._forward.ticket:
             raise TsggError(f"{name} is read after the model's next forward: its memory holds other rows by now")
         if name not in self._read:
-            array = buffers.view(tensor)
-            array = buffers.read(tensor) if array is None else array
-            self._read[name] = array.reshape(-1, array.shape[-1])
+            self._read[name] = self._program.read(name)
         return self._read[name]
 
 
@@ -197,12 +206,11 @@ class Forward:
 
         Raises `UsageError` (shape, token ids, sequences out of order) or `ContextFullError` before anything is written.
         """
-        tokens = np.ascontiguousarray(batch.tokens, np.int32)
-        key = self._check(batch, tokens)
-        program = self._program(key)
+        rows = np.asarray(batch.tokens).tolist()
+        program = self._program(self._check(batch, rows))
         self.ticket += 1
-        program.run(tokens, [sequence.length for sequence in batch.sequences])
-        for sequence, row in zip(batch.sequences, tokens.tolist(), strict=True):
+        program.run(rows, [sequence.length for sequence in batch.sequences])
+        for sequence, row in zip(batch.sequences, rows, strict=True):
             sequence.pending = row
         return StepRows(self, program)
 
@@ -215,16 +223,17 @@ class Forward:
             program.graph.close()
         self._programs.clear()
 
-    def _check(self, batch: Batch, tokens: NDArray[np.int32]) -> Key:
+    def _check(self, batch: Batch, tokens: list[list[int]]) -> Key:
+        # Plain lists, no numpy: between two computes all caches are cold, and every call into numpy costs 10 to 20 us.
         sequences = batch.sequences
-        if tokens.ndim != 2 or tokens.shape[0] != len(sequences) or not tokens.size:
-            raise UsageError(f"a batch of {len(sequences)} sequences needs tokens [sequences, rows], got {tokens.shape}")
-        rows = tokens.shape[1]
-        if int(tokens.view(np.uint32).max()) >= self.vocab:  # negative ids become huge
-            raise UsageError(f"token ids must lie in 0..{self.vocab - 1}, got {tokens.min()}..{tokens.max()}")
+        if len(tokens) != len(sequences) or not tokens or not isinstance(tokens[0], list) or not tokens[0]:
+            raise UsageError(f"a batch of {len(sequences)} sequences needs tokens [sequences, rows] with one row or more")
+        rows = len(tokens[0])
         first = sequences[0].slot
         longest = 0
         for i, sequence in enumerate(sequences):
+            if min(tokens[i]) < 0 or max(tokens[i]) >= self.vocab:
+                raise UsageError(f"token ids must lie in 0..{self.vocab - 1}, got {min(tokens[i])}..{max(tokens[i])}")
             sequence.check_room(rows)
             longest = max(longest, sequence.length)
             if sequence.slot != first + i:

@@ -122,13 +122,13 @@ class ModelWeights:
         """Whether rows of this table are gathered on the host because the device cannot."""
         return tensor in self._host
 
-    def gather_table(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+    def gather_table(self, ids: list[int], out: NDArray[np.float32]) -> None:
         """Rows `ids` of the host's embedding table, dequantized into `out` [rows, embedding]."""
         ((_, info),) = self._host.items()
         row = info.nbytes // info.shape[1]
         memory = ffi.from_buffer(self._maps[info.file]) + info.offset
         convert = lib.ggml_get_type_traits(info.type).to_float
-        for i, token in enumerate(ids.tolist()):
+        for i, token in enumerate(ids):
             target = ffi.cast("float *", ffi.from_buffer(out[i]))
             if info.type == F32:
                 ffi.memmove(target, memory + token * row, row)

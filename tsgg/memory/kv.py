@@ -3,9 +3,9 @@
 Slot s owns a contiguous run of cells and position p lies in cell p of its run, so neither layout nor bits of a sequence
 depend on its history or company, and a rejected row is simply overwritten later.
 
-    K  {head_dim * kv_heads, cells, slots}
-    V  {cells, value_dim * kv_heads, slots}   transposed, for the soft_max path (float caches on the CPU), or
-       {value_dim * kv_heads, cells, slots}   row-major, for flash attention alone (GPUs, quantized V)
+    K  {head_dim, cells, kv_heads, slots}     a head's keys are one run: heads interleaved cost a third of decode at 4k
+    V  {cells, value_dim, kv_heads, slots}    transposed, for the soft_max path (float caches on the CPU), or
+       {value_dim, cells, kv_heads, slots}    row-major, for flash attention alone (GPUs, quantized V)
 
 Two attention paths (measured: reference/spikes.md, and native/README.md for this build):
 * soft: K.Q -> soft_max -> V.P by mul_mat. All query heads of a KV head (and all rows) are columns of ONE product, so K and
@@ -16,10 +16,10 @@ Two attention paths (measured: reference/spikes.md, and native/README.md for thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tsgg.errors import UsageError
@@ -58,24 +58,28 @@ class KVArena:
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
         for i, layer in enumerate(self.layers):
-            width_k, width_v = layer.head_dim * layer.kv_heads, layer.value_dim * layer.kv_heads
-            self.k.append(self.tensors.new(self.type_k, (width_k, self.cells, slots), f"cache_k.{i}"))
-            v_shape = (self.cells, width_v, slots) if self.transposed else (width_v, self.cells, slots)
-            self.v.append(self.tensors.new(self.type_v, v_shape, f"cache_v.{i}"))
+            heads, dk, dv = layer.kv_heads, layer.head_dim, layer.value_dim
+            self.k.append(self.tensors.new(self.type_k, (dk, self.cells, heads, slots), f"cache_k.{i}"))
+            v_shape = (self.cells, dv) if self.transposed else (dv, self.cells)
+            self.v.append(self.tensors.new(self.type_v, (*v_shape, heads, slots), f"cache_v.{i}"))
         self.nbytes = self.tensors.allocate(device.buffer_type)
+        self._buckets = list(_buckets(self.cells))
 
     def bucket(self, length: int) -> int:
-        """Cells that a graph reads so that `length` positions are among them: steps of 256 to 2k, then of a quarter."""
-        if length <= 8 * CELL_STEP:
-            size = -(-length // CELL_STEP) * CELL_STEP
-        else:
-            size = 8 * CELL_STEP
-            while size < length:
-                size = -(-size * 5 // (4 * CELL_STEP)) * CELL_STEP
-        return min(size, self.cells)
+        """Cells that a graph reads so that `length` positions are among them."""
+        return self._buckets[bisect_left(self._buckets, length)]
 
     def close(self) -> None:
         self.tensors.close()
+
+
+def _buckets(cells: int) -> Iterator[int]:
+    """Steps of 256 cells to 2k, then of a quarter: few graphs, little reading of masked cells."""
+    size = CELL_STEP
+    while size < cells:
+        yield size
+        size = size + CELL_STEP if size < 8 * CELL_STEP else -(-size * 5 // (4 * CELL_STEP)) * CELL_STEP
+    yield cells
 
 
 class KVStep:
@@ -86,35 +90,36 @@ class KVStep:
         self.first, self.sequences, self.rows, self.cells = first, sequences, rows, cells
         flash = rows >= FLASH_ROWS or not arena.transposed or settings.attention == "flash"
         self.flash = flash and settings.attention != "soft" or not arena.transposed
-        self.ids = g.input("kv.cells", I64, rows, sequences)
-        self.mask = g.input("kv.mask", F16, cells, rows, 1, sequences)
-        self._widths: list[int] = []
+        self.ids = g.input("kv.cells", I64, rows, 1, sequences)
+        self.mask = g.input("kv.mask", F16 if self.flash else F32, cells, rows, 1, sequences)
+        self.widths: list[int] = []  # V channels of layers with a transposed V
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Schedules the writes of k {d, kv heads, rows} and v into the layer's cells."""
-        g, arena, shape = self.g, self.arena, self.arena.layers[layer]
-        width_k, width_v = shape.head_dim * shape.kv_heads, shape.value_dim * shape.kv_heads
-        keys = self._slots(arena.k[layer], (width_k, arena.cells))
-        g.expand(g.set_rows(keys, g.reshape(g.cont(k), width_k, self.rows, self.sequences), self.ids))
-        v = g.cont(v)
+        arena, shape = self.arena, self.arena.layers[layer]
+        self._store_rows(arena.k[layer], k)
         if not arena.transposed:
-            values = self._slots(arena.v[layer], (width_v, arena.cells))
-            g.expand(g.set_rows(values, g.reshape(v, width_v, self.rows, self.sequences), self.ids))
+            self._store_rows(arena.v[layer], v)
             return
         # Element by element: channel c of position p goes to element c * cells + p of the slot.
-        cache = arena.v[layer]
-        element, slot = int(cache.nb[0]), int(cache.nb[2])
-        flat = g.view(cache, (1, arena.cells * width_v, self.sequences), (element, slot), self.first * slot)
-        if width_v not in self._widths:
-            self._widths.append(width_v)
-        ids = g.input(f"kv.elements.{width_v}", I64, width_v * self.rows, self.sequences)
-        g.expand(g.set_rows(flat, g.reshape(v, 1, width_v * self.rows, self.sequences), ids))
+        g, cache, width = self.g, arena.v[layer], shape.value_dim * shape.kv_heads
+        element, slot = int(cache.nb[0]), int(cache.nb[3])
+        flat = g.view(cache, (1, arena.cells * width, self.sequences), (element, slot), self.first * slot)
+        if width not in self.widths:
+            self.widths.append(width)
+        ids = g.input(f"kv.elements.{width}", I64, width * self.rows, self.sequences)
+        g.expand(g.set_rows(flat, g.reshape(g.cont(v), 1, width * self.rows, self.sequences), ids))
+
+    def _store_rows(self, cache: Tensor, x: Tensor) -> None:
+        g, d, heads = self.g, int(x.ne[0]), int(x.ne[1])
+        rows = g.permute(g.reshape(g.cont(x), d, heads, self.rows, self.sequences), 0, 2, 1, 3)
+        g.expand(g.set_rows(self._slots(cache, self.arena.cells), rows, self.ids))
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Attention of q {d, heads, rows} over the layer's cells: {value_dim * heads, rows}."""
         g, shape, b, t = self.g, self.arena.layers[layer], self.sequences, self.rows
         heads, kv_heads, d, dv = shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim
-        k = self._heads(self.arena.k[layer], d, kv_heads)
+        k = self._slots(self.arena.k[layer], self.cells)
         q = g.permute(g.reshape(q, d, heads, t, b), 0, 2, 1, 3)  # {d, t, heads, b}
         if self.flash:
             return g.reshape(g.flash_attn(q, k, self._row_major(layer), self.mask, scale), dv * heads, t * b)
@@ -134,54 +139,46 @@ class KVStep:
         shape = (int(result.ne[0]), 1, int(result.ne[2]), int(result.ne[3]))
         return g.cont(g.view(result, shape, tuple(int(stride) for stride in result.nb[1:4])))
 
-    def _slots(self, cache: Tensor, shape: tuple[int, int]) -> Tensor:
-        """The step's slots of a cache {.., .., slots}."""
-        slot = int(cache.nb[2])
-        return self.g.view(cache, (*shape, self.sequences), (int(cache.nb[1]), slot), self.first * slot)
-
-    def _heads(self, cache: Tensor, d: int, kv_heads: int) -> Tensor:
-        """A row-major cache as {d, cells, kv heads, sequences}."""
-        head, slot = lib.ggml_row_size(cache.type, d), int(cache.nb[2])
-        strides = (int(cache.nb[1]), head, slot)
-        return self.g.view(cache, (d, self.cells, kv_heads, self.sequences), strides, self.first * slot)
+    def _slots(self, cache: Tensor, cells: int) -> Tensor:
+        """The step's slots of a row-major cache: {d, cells, kv heads, sequences}."""
+        strides, slot = tuple(int(stride) for stride in cache.nb[1:4]), int(cache.nb[3])
+        return self.g.view(cache, (int(cache.ne[0]), cells, int(cache.ne[2]), self.sequences), strides, self.first * slot)
 
     def _value_columns(self, layer: int) -> Tensor:
-        """A transposed V cache as {cells, dv, kv heads, sequences}."""
-        cache, shape = self.arena.v[layer], self.arena.layers[layer]
-        channel, slot = int(cache.nb[1]), int(cache.nb[2])
-        strides = (channel, channel * shape.value_dim, slot)
-        dims = (self.cells, shape.value_dim, shape.kv_heads, self.sequences)
-        return self.g.view(cache, dims, strides, self.first * slot)
+        """The step's slots of a transposed V cache: {cells, dv, kv heads, sequences}."""
+        cache = self.arena.v[layer]
+        strides, slot = tuple(int(stride) for stride in cache.nb[1:4]), int(cache.nb[3])
+        shape = (self.cells, int(cache.ne[1]), int(cache.ne[2]), self.sequences)
+        return self.g.view(cache, shape, strides, self.first * slot)
 
     def _row_major(self, layer: int) -> Tensor:
-        shape = self.arena.layers[layer]
         if not self.arena.transposed:
-            return self._heads(self.arena.v[layer], shape.value_dim, shape.kv_heads)
+            return self._slots(self.arena.v[layer], self.cells)
         return self.g.cont(self.g.permute(self._value_columns(layer), 1, 0, 2, 3))
-
-    def filler(self, inputs: dict[str, NDArray[Any]]) -> KVInputs:
-        return KVInputs(self, inputs)
 
 
 class KVInputs:
-    """Rewrites the arena's inputs of one graph before a replay."""
+    """Rewrites the arena's inputs of one graph before a replay, in C: a step's Python time is what a token waits for."""
 
     def __init__(self, step: KVStep, inputs: dict[str, NDArray[Any]]) -> None:
-        self.shape = (step.cells, step.rows, step.sequences)
-        self.ids = inputs["kv.cells"]  # [B, T]
-        self.mask = ffi.cast("uint16_t *", ffi.from_buffer(inputs["kv.mask"]))  # [B, 1, T, cells]
-        self.elements = []
-        for width in step._widths:
-            array = inputs[f"kv.elements.{width}"].reshape(step.sequences, step.rows, width)
-            self.elements.append((array, np.arange(width, dtype=np.int64) * step.arena.cells))
+        self.cells, self.rows, self.sequences = step.cells, step.rows, step.sequences
+        self.ids = _pointer("int64_t *", inputs["kv.cells"])
+        self.fill_mask = lib.tsgg_fill_mask_f16 if step.flash else lib.tsgg_fill_mask_f32
+        self.mask = _pointer("uint16_t *" if step.flash else "float *", inputs["kv.mask"])
+        self.elements = [
+            (_pointer("int64_t *", inputs[f"kv.elements.{width}"]), width, step.arena.cells) for width in step.widths
+        ]
 
-    def fill(self, positions: NDArray[np.int64], first: Any) -> None:
-        """positions [B, T]; `first` is an int32_t * to the first position of every sequence."""
-        cells, rows, sequences = self.shape
-        self.ids[:] = positions
-        for array, base in self.elements:
-            np.add(positions[:, :, None], base, out=array)
-        lib.tsgg_fill_mask_f16(self.mask, cells, rows, sequences, first, 0)
+    def fill(self, positions: Any, first: Any) -> None:
+        """Fills cells, elements, mask and the model's `positions` (int32_t *) for sequences that start at `first`."""
+        lib.tsgg_fill_positions(positions, self.ids, self.rows, self.sequences, first)
+        for pointer, width, stride in self.elements:
+            lib.tsgg_fill_elements(pointer, width, stride, self.rows, self.sequences, first)
+        self.fill_mask(self.mask, self.cells, self.rows, self.sequences, first, 0)
+
+
+def _pointer(type: str, array: NDArray[Any]) -> Any:
+    return ffi.cast(type, ffi.from_buffer(array))
 
 
 def cache_bytes(layers: Sequence[Attention], cells: int, slots: int, type_k: str, type_v: str) -> int:

@@ -62,7 +62,7 @@ class SamplingParams:
     min_p: float = 0.05
     """Keep tokens at least this fraction as probable as the most probable one, 0..1; 0: all."""
     repetition_penalty: float = 1.0
-    """Logits of tokens in the penalty window are divided by it where positive, multiplied where not; 0.01..100, 1: off."""
+    """Logits of tokens in the penalty window are divided by it where positive, else multiplied; 0.01..100, 1: off."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token in the penalty window, -2..2; 0: off."""
     frequency_penalty: float = 0.0
