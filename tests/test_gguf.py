@@ -332,6 +332,11 @@ MALFORMED: dict[str, tuple[bytes, type[TsggError], str]] = {
         ModelFileError,
         "needs 2 bytes, but the file ends at 68",
     ),
+    "string length in array cut": (
+        kv(9, struct.pack("<IQ", 8, 2) + w.string("ab") + bytes(6)),
+        ModelFileError,
+        "byte 59: a string of 'k' needs 8 bytes, but the file ends at 65",
+    ),
     "alignment 0": (aligned(0), ModelFileError, "alignment is 0, expected 1 to 2097152"),
     "alignment 48": (aligned(48), ModelFileError, "alignment is 48, expected a power of two"),
     "alignment 2^31": (aligned(2**31), ModelFileError, "expected 1 to"),
@@ -360,6 +365,7 @@ MALFORMED: dict[str, tuple[bytes, type[TsggError], str]] = {
     "negative type": (one(kind=2**32 - 1), UnsupportedError, "the type id 4294967295"),
     "misaligned offset": (one(offset=4), ModelFileError, "the offset 4, expected a multiple of 32"),
     "past the end": (one(ne=(33,)), ModelFileError, r"ends at byte 196, but the file ends at 192"),
+    "one byte short": (entries(ENTRY, data=15), ModelFileError, "ends at byte 80, but the file ends at 79"),
     "offset past the end": (one(offset=2**64 - 32), ModelFileError, "ends at byte 18446744073709551664"),
     "overlap": (
         entries(w.tensor_entry("b", (9,), 0, 0), w.tensor_entry("a", (4,), 0, 32)),

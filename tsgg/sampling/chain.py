@@ -23,7 +23,7 @@ _GROUPS = 4096  # groups whose maxima bound the k-th greatest logit: more cost m
 _NUCLEUS = 256  # tokens in which top_p is nearly always reached; past it a histogram is cheaper than ever more sorting
 _BUCKETS = 4096  # of that histogram, over a logit range of:
 _BUCKET_SPAN = 32.0  # e**-32 is 1e-14 of the greatest probability: the last bucket takes everything below
-_PIECE = 16384  # tokens of one pass over the histogram
+_PIECE = 32768  # tokens of one pass over the histogram
 _BLOCK = 512  # weights summed in float32 before float64 takes over: one float64 running sum over a row costs 2.5 ms
 
 

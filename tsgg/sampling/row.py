@@ -78,7 +78,7 @@ class RowSampler:
         self._limit = min(limits, default=math.inf)
         explicit = frozenset(params.stop_token_ids)
         ends = frozenset(end_of_generation)
-        self._ends = explicit if params.ignore_eos else explicit | ends
+        self._ends = explicit | ends
         biases = dict(params.logit_bias)
         biases.update(dict.fromkeys((*suppressed, *(ends - explicit if params.ignore_eos else ())), -math.inf))
         self._bias_ids = np.fromiter(biases.keys(), np.intp, len(biases))

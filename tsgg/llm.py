@@ -1,0 +1,185 @@
+"""`LLM`: the Python API. A model, its tokenizer and chat template, and one sequence that is kept between calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from tsgg.chat import ChatTemplate
+from tsgg.errors import UsageError
+from tsgg.generation import Generation
+from tsgg.model import Model
+from tsgg.pull import resolve_model
+from tsgg.results import ChatResult, Chunk, GenerationResult
+from tsgg.sampling import RowSampler, SamplingParams
+from tsgg.settings import settings
+from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution
+from tsgg.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A GGUF model ready to generate. Calls are serialised by a lock; two LLMs run side by side.
+
+    The last sequence stays in memory: the longest common prefix of the next prompt is not computed again.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        device: str = "auto",
+        n_ctx: int | None = None,
+        n_threads: int | None = None,
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+        speculation: object = "auto",
+    ) -> None:
+        """model: a path, a short name (`smollm2-135m`), `user/repo:quant`, or None for smollm2-135m.
+        n_ctx: tokens of context, default min(trained, 8192, what fits). speculation: None or "off", "auto", a
+        drafter's name, a mapping of options or `SpeculationOptions`.
+
+        Raises `UsageError` for a wrong argument, `ModelFileError`, `UnsupportedError` or `OutOfMemoryError` from loading.
+        """
+        environment = SpeculationOptions.from_environment(settings.spec)
+        self.speculation = _options(speculation, environment)
+        self.model = Model(
+            resolve_model(model),
+            device=device,
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
+        )
+        try:
+            metadata = self.model.file.metadata
+            self.tokenizer = Tokenizer.from_metadata(metadata)
+            self.template = ChatTemplate.from_tokenizer(self.tokenizer)
+            self._sequence = self.model.new_sequence()
+            self._executions: dict[SpeculationOptions, SpeculativeExecution] = {}
+            self._execution(self.speculation)
+        except BaseException:
+            self.model.close()
+            raise
+        self._lock = threading.Lock()
+        self._owner: int | None = None  # the thread that holds the lock
+
+    # -- text in, text out -----------------------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: object = ..., **keywords: Any
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self, prompt: list[str], params: SamplingParams | None = None, *, speculation: object = ..., **keywords: Any
+    ) -> list[GenerationResult]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | list[str],
+        params: SamplingParams | None = None,
+        *,
+        speculation: object = ...,
+        **keywords: Any,
+    ) -> GenerationResult | list[GenerationResult]:
+        """Generates from a text, token ids, or a list of texts (a list of results, in order).
+
+        `params` and keywords are fields of `SamplingParams`; `speculation` overrides the LLM's for this call.
+        Raises `UsageError` or `ContextFullError` before anything is computed.
+        """
+        if isinstance(prompt, list) and prompt and all(isinstance(item, str) for item in prompt):
+            return [self.generate(str(item), params, speculation=speculation, **keywords) for item in prompt]
+        ids = self._ids(prompt)
+        with self._running(ids, SamplingParams.parse(params, **keywords), speculation) as generation:
+            for _ in generation:
+                pass
+            return generation.result()
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: object = ..., **keywords: Any
+    ) -> Iterator[Chunk]:
+        """Generates one chunk per token. Closing the iterator leaves the sequence committed and reusable."""
+        ids = self._ids(prompt)
+        parsed = SamplingParams.parse(params, **keywords)
+
+        def chunks() -> Iterator[Chunk]:
+            with self._running(ids, parsed, speculation) as generation:
+                yield from generation
+
+        return chunks()
+
+    def tokenize(self, text: str, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
+        """Token ids of a text. `add_bos` None follows the file's rule."""
+        return self.tokenizer.encode(text, add_bos, parse_special)
+
+    def detokenize(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        return self.tokenizer.decode(list(ids), skip_special)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Frees the model's memory; a second call does nothing."""
+        self.model.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        spec = self.speculation.type if self.speculation.enabled else "off"
+        return f"LLM({self.model!r}, speculation={spec!r})"
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _ids(self, prompt: object) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and all(_is_id(item) for item in prompt):
+            return [int(item) for item in prompt]
+        raise UsageError(f"a prompt is a text, a list of texts or a list of token ids, got {type(prompt).__name__}")
+
+    def _execution(self, options: SpeculationOptions) -> SpeculativeExecution:
+        """One execution per set of options, so that its counters and costs carry over between calls."""
+        if options not in self._executions:
+            speculator = REGISTRY.create(options.type, self.model, options)
+            self._executions[options] = SpeculativeExecution(self.model, speculator, options)
+        return self._executions[options]
+
+    @contextmanager
+    def _running(self, ids: list[int], params: SamplingParams, speculation: object) -> Iterator[Generation]:
+        """Holds the lock while a generation on the kept sequence runs."""
+        options = self.speculation if speculation is ... else _options(speculation, self.speculation)
+        if self._owner == threading.get_ident():
+            raise UsageError("this LLM is streaming in the same thread: finish or close that stream first")
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                stream = self.tokenizer.stream()
+                sampler = RowSampler(
+                    params,
+                    self.model.vocab_size,
+                    prompt=ids,
+                    end_of_generation=self.tokenizer.end_of_generation,
+                    decode_step=stream.push,
+                    decode_end=stream.flush,
+                )
+                yield Generation(self.model, self._execution(options), self._sequence, sampler, ids)
+            finally:
+                self._owner = None
+
+
+def _options(speculation: object, base: SpeculationOptions) -> SpeculationOptions:
+    if speculation is None:
+        speculation = "off"
+    return SpeculationOptions.parse(speculation, base)
+
+
+def _is_id(item: object) -> bool:
+    return hasattr(item, "__index__") and not isinstance(item, bool)

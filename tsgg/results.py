@@ -1,0 +1,93 @@
+"""What a generation hands back. All frozen; times in seconds, rates in tokens per second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tsgg.sampling import TokenLogprobs
+from tsgg.speculative.stats import SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. `cached_tokens` of the prompt were in memory already."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one request: `prefill` ends with the first token drawn, `decode` is everything after it."""
+
+    prefill: float
+    decode: float
+    prefill_rate: float  # uncached prompt tokens per second
+    decode_rate: float  # tokens after the first per second
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One streamed token. `text` is what became showable: empty while a character or a possible stop string is incomplete."""
+
+    text: str
+    token: int
+    logprob: TokenLogprobs | None
+    from_draft: bool
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished generation. `tokens` includes the token that ended it; `text` does not show it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str  # "stop", "length", "repetition" or "cancelled"
+    stop_reason: str | int | None  # the stop string or end token behind "stop"
+    seed: int
+    usage: Usage
+    timings: Timings
+    speculation: SpeculationStats
+
+    def statistics(self) -> str:
+        """One line for people: tokens, rate, what speculation did."""
+        spec = self.speculation
+        line = (
+            f"{self.usage.prompt_tokens} prompt tokens ({self.usage.cached_tokens} cached, "
+            f"{self.timings.prefill_rate:.1f} tok/s), {self.usage.completion_tokens} tokens, "
+            f"{self.timings.decode_rate:.1f} tok/s"
+        )
+        if spec.dropped:
+            return f"{line}; no speculation: {spec.dropped}"
+        line += f"; drafted {spec.drafted}, accepted {spec.accepted} ({100 * spec.acceptance:.0f} %)"
+        line += f", {spec.tokens_per_verify:.2f} tokens per verify over {spec.verifies} verifies"
+        if not spec.drafted and spec.silence_reasons:
+            reason = max(spec.silence_reasons, key=lambda name: spec.silence_reasons[name])
+            line += f"; no drafts in {spec.steps} steps because {reason}"
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResult:
+    """An assistant's turn. `content` and `reasoning_content` are the parts of `generation.text`."""
+
+    role: str
+    content: str
+    reasoning_content: str | None
+    generation: GenerationResult
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChunk:
+    """One streamed token of a turn; exactly one of the two texts can be non-empty."""
+
+    content: str
+    reasoning_content: str
+    chunk: Chunk
