@@ -332,7 +332,7 @@ MALFORMED: dict[str, tuple[bytes, type[TsggError], str]] = {
         ModelFileError,
         "needs 2 bytes, but the file ends at 68",
     ),
-    "string length in array cut": (
+    "string in array cut before its text": (
         kv(9, struct.pack("<IQ", 8, 2) + w.string("ab") + bytes(6)),
         ModelFileError,
         "byte 59: a string of 'k' needs 8 bytes, but the file ends at 65",

@@ -49,9 +49,6 @@ class Generation:
         assert request is not None
         try:
             while self.sampler.finished is None:
-                if self.sequence.left < 1:
-                    self.sampler.finish("length")
-                    break
                 for step in self.execution.step([request]):
                     self._times[2] = time.perf_counter()
                     yield from self._chunks(step.tokens, step.from_draft)
@@ -101,15 +98,13 @@ class Generation:
         return next(self._chunks((self.sampler.tokens[0],), (False,)))
 
     def _chunks(self, tokens: tuple[int, ...], from_draft: tuple[bool, ...]) -> Iterator[Chunk]:
-        """A step's tokens, each with the text that the sampler released for it."""
+        """A step's tokens, each with the text that it made showable."""
         sampler = self.sampler
         first = len(sampler.tokens) - len(tokens)
-        for i, (token, drafted) in enumerate(zip(tokens, from_draft, strict=True)):
-            final = i == len(tokens) - 1
-            logprob = sampler.logprobs[first + i] if sampler.logprobs else None
-            # The sampler releases text per step: the last token of a step carries what its neighbours completed.
-            text = sampler.take_text() if final else ""
-            yield Chunk(text, token, logprob, drafted, sampler.finished if final else None)
+        for i, (token, drafted) in enumerate(zip(tokens, from_draft, strict=True), start=first):
+            logprob = sampler.logprobs[i] if sampler.logprobs else None
+            last = i == len(sampler.tokens) - 1
+            yield Chunk(sampler.released[i], token, logprob, drafted, sampler.finished if last else None)
 
 
 def resume(sequence: Sequence, prompt: list[int]) -> int:

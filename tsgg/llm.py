@@ -64,6 +64,7 @@ class LLM:
         except BaseException:
             self.model.close()
             raise
+        self.last: GenerationResult | None = None  # of the latest generation, streamed or not
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread that holds the lock
 
@@ -98,7 +99,8 @@ class LLM:
         with self._running(ids, SamplingParams.parse(params, **keywords), speculation) as generation:
             for _ in generation:
                 pass
-            return generation.result()
+        assert self.last is not None
+        return self.last
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: object = ..., **keywords: Any
@@ -169,8 +171,11 @@ class LLM:
                     end_of_generation=self.tokenizer.end_of_generation,
                     decode_step=stream.push,
                     decode_end=stream.flush,
+                    token_limit=self.model.n_ctx - len(ids) + 1,  # the last token need not lie in memory
                 )
-                yield Generation(self.model, self._execution(options), self._sequence, sampler, ids)
+                generation = Generation(self.model, self._execution(options), self._sequence, sampler, ids)
+                yield generation
+                self.last = generation.result()
             finally:
                 self._owner = None
 

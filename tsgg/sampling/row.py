@@ -71,6 +71,8 @@ class RowSampler:
         """Every emitted token, the one that ended the answer included."""
         self.texts: list[str] = []
         """For each of `tokens` the text that it completed, before stop strings are cut."""
+        self.released: list[str] = []
+        """For each of `tokens` the text that became showable with it: `texts` without stop strings, held back meanwhile."""
         self.logprobs: list[TokenLogprobs] = []
         """For each of `tokens`, where the parameters ask for them."""
 
@@ -163,6 +165,13 @@ class RowSampler:
         return self._row
 
     def _record(self, token: int) -> int:
+        shown = len(self._visible)
+        self._judge(token)
+        self.released.append("".join(self._visible[shown:]))
+        return token
+
+    def _judge(self, token: int) -> None:
+        """Counts the token, extends the text and decides whether the answer ends with it."""
         self.tokens.append(token)
         if self._penalties is not None:
             self._penalties.push(token)
@@ -171,7 +180,7 @@ class RowSampler:
             self.texts.append("")  # an end-of-generation token is not part of the text
             self.stop_reason = token
             self._end("stop")
-            return token
+            return
         piece = self._decode_step(token) if self._decode_step is not None else ""
         self.texts.append(piece)
         self._show(self._stop_text.push(piece))
@@ -182,7 +191,6 @@ class RowSampler:
             self._end("repetition")
         elif len(self.tokens) >= self._limit:
             self._end("length")
-        return token
 
     def _end(self, reason: str) -> None:
         self.finished = reason
