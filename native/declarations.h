@@ -265,7 +265,10 @@ void ggml_backend_cpu_set_use_ref(ggml_backend_t backend_cpu, _Bool use_ref);
 extern "Python" void tsgg_log(enum ggml_log_level level, const char * text, void * user_data);
 int tsgg_cpu_features(struct ggml_backend_feature * out, int capacity);
 ggml_backend_buffer_type_t tsgg_extra_buffer_type(ggml_backend_dev_t device, const char * name);
-void tsgg_fill_mask_f16(uint16_t * mask, int64_t cells, int64_t rows, int64_t sequences, const int32_t * first, int64_t window);
-void tsgg_fill_mask_f32(float * mask, int64_t cells, int64_t rows, int64_t sequences, const int32_t * first, int64_t window);
-void tsgg_fill_positions(int32_t * positions, int64_t * cells, int64_t rows, int64_t sequences, const int32_t * first);
-void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t stride, int64_t rows, int64_t sequences, const int32_t * first);
+void tsgg_fill_mask_f16(uint16_t * mask, int64_t cells, int64_t capacity, int64_t rows, int64_t sequences,
+                        const int32_t * first, int64_t window);
+void tsgg_fill_mask_f32(float * mask, int64_t cells, int64_t capacity, int64_t rows, int64_t sequences,
+                        const int32_t * first, int64_t window);
+void tsgg_fill_positions(int32_t * positions, int64_t rows, int64_t sequences, const int32_t * first);
+void tsgg_fill_cells(int64_t * cells, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first);
+void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first);

@@ -38,41 +38,64 @@ ggml_backend_buffer_type_t tsgg_extra_buffer_type(ggml_backend_dev_t device, con
     return NULL;
 }
 
-// One definition for both element types: a row is three runs (hidden, visible, hidden), written by plain loops that the
-// compiler turns into vector stores.
+// One definition for both element types. Written cells hold, of the positions that fall on them, the latest up to the
+// step's last row; so going down from there the visible positions of a row are one run, which wraps at most once.
 #define FILL_MASK(name, type, hidden)                                                                                     \
-    void name(type * mask, int64_t cells, int64_t rows, int64_t sequences, const int32_t * first, int64_t window) {      \
+    void name(type * mask, int64_t cells, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first,       \
+              int64_t window) {                                                                                            \
         for (int64_t s = 0; s < sequences; ++s) {                                                                         \
+            const int64_t last = (int64_t) first[s] + rows - 1;                                                           \
+            const int64_t oldest = last + 1 > capacity ? last + 1 - capacity : 0;                                         \
             for (int64_t r = 0; r < rows; ++r, mask += cells) {                                                           \
                 const int64_t position = (int64_t) first[s] + r;                                                          \
-                int64_t end = position + 1 < cells ? position + 1 : cells;                                                \
                 int64_t begin = window > 0 && position + 1 > window ? position + 1 - window : 0;                          \
-                if (end < 0) { end = 0; }                                                                                 \
-                if (begin > end) { begin = end; }                                                                         \
-                for (int64_t c = 0; c < begin; ++c) { mask[c] = (hidden); }                                               \
-                memset(mask + begin, 0, (size_t) (end - begin) * sizeof(type));                                           \
-                for (int64_t c = end; c < cells; ++c) { mask[c] = (hidden); }                                             \
+                if (begin < oldest) { begin = oldest; }                                                                   \
+                const int64_t from = begin % capacity, to = position % capacity + 1;                                      \
+                if (from < to) {                                                                                          \
+                    fill_##name(mask, 0, from, hidden);                                                                   \
+                    fill_##name(mask, from, to, 0);                                                                       \
+                    fill_##name(mask, to, cells, hidden);                                                                 \
+                } else {                                                                                                  \
+                    fill_##name(mask, 0, to, 0);                                                                          \
+                    fill_##name(mask, to, from, hidden);                                                                  \
+                    fill_##name(mask, from, cells, 0);                                                                    \
+                }                                                                                                         \
             }                                                                                                             \
         }                                                                                                                 \
     }
 
+#define FILL(name, type)                                                                                                  \
+    static void fill_##name(type * mask, int64_t from, int64_t to, type value) {                                          \
+        for (int64_t c = from; c < to; ++c) { mask[c] = value; }                                                          \
+    }
+
+FILL(tsgg_fill_mask_f16, uint16_t)
+FILL(tsgg_fill_mask_f32, float)
 FILL_MASK(tsgg_fill_mask_f16, uint16_t, 0xFC00) // -inf as IEEE half
 FILL_MASK(tsgg_fill_mask_f32, float, -INFINITY)
 
-void tsgg_fill_positions(int32_t * positions, int64_t * cells, int64_t rows, int64_t sequences, const int32_t * first) {
+void tsgg_fill_positions(int32_t * positions, int64_t rows, int64_t sequences, const int32_t * first) {
     for (int64_t s = 0; s < sequences; ++s) {
         for (int64_t r = 0; r < rows; ++r) {
             *positions++ = first[s] + (int32_t) r;
-            *cells++ = (int64_t) first[s] + r;
         }
     }
 }
 
-void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t stride, int64_t rows, int64_t sequences, const int32_t * first) {
+void tsgg_fill_cells(int64_t * cells, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first) {
     for (int64_t s = 0; s < sequences; ++s) {
         for (int64_t r = 0; r < rows; ++r) {
+            *cells++ = (first[s] + r) % capacity;
+        }
+    }
+}
+
+void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first) {
+    for (int64_t s = 0; s < sequences; ++s) {
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t cell = (first[s] + r) % capacity;
             for (int64_t c = 0; c < width; ++c) {
-                *elements++ = c * stride + first[s] + r;
+                *elements++ = c * capacity + cell;
             }
         }
     }

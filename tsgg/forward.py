@@ -22,7 +22,7 @@ from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend
 from tsgg.ggml.graph import Graph
 from tsgg.ggml.library import cpu_features, ffi, lib
-from tsgg.memory.kv import KVArena, KVInputs, KVStep
+from tsgg.memory import Memory
 from tsgg.models.base import Architecture
 from tsgg.settings import settings
 from tsgg.speculative.protocol import Batch, Want
@@ -38,18 +38,18 @@ class Key:
     rows: int
     sequences: int
     first_slot: int
-    cells: int
+    cells: tuple[int, ...]  # read of every arena
     want: Want
 
 
 class StepGraph:
     """The `Step` of `tsgg.models.base` while one graph is built: inputs, row-exact products, attention, row selection."""
 
-    def __init__(self, key: Key, g: GraphBuilder, arch: Architecture, weights: ModelWeights, arena: KVArena) -> None:
+    def __init__(self, key: Key, g: GraphBuilder, arch: Architecture, weights: ModelWeights, memory: Memory) -> None:
         self.key, self.g, self.layers, self.weights = key, g, arch.layers, weights
         self.rows = key.rows * key.sequences
         self.positions = g.input("positions", I32, self.rows)
-        self.kv = KVStep(arena, g, key.first_slot, key.sequences, key.rows, key.cells)
+        self.memory = memory.step(g, key.first_slot, key.sequences, key.rows, key.cells)
         self.taps: dict[int, Tensor] = {}
         want = key.want
         self._all = want.logits == "all" or want.hidden == "all"
@@ -71,10 +71,10 @@ class StepGraph:
         return y if bias is None else g.add(y, bias)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
-        self.kv.store(layer, k, v)
+        self.memory.store(layer, k, v)
         if layer == self.layers - 1 and not self._any:
             return None
-        return self.kv.attend(layer, q, scale)
+        return self.memory.attend(layer, q, scale)
 
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         if layer != self.layers - 1 or self._all or self.key.rows == 1 or self.layers in self.key.want.taps:
@@ -92,12 +92,12 @@ class StepProgram:
     """One graph with its inputs and outputs."""
 
     def __init__(
-        self, key: Key, arch: Architecture, weights: ModelWeights, arena: KVArena, backends: tuple[Backend, ...]
+        self, key: Key, arch: Architecture, weights: ModelWeights, memory: Memory, backends: tuple[Backend, ...]
     ) -> None:
         self.key = key
         self.weights = weights
         g = GraphBuilder(capacity=64 * (arch.layers + 1) + 64)
-        step = StepGraph(key, g, arch, weights, arena)
+        step = StepGraph(key, g, arch, weights, memory)
         hidden = arch.forward(g, weights, step)
         self.hidden: Tensor | None = None
         self.logits: Tensor | None = None
@@ -119,7 +119,7 @@ class StepProgram:
         self._positions = ffi.cast("int32_t *", ffi.from_buffer(inputs["positions"]))
         self._tokens = inputs["tokens"].reshape(key.sequences, key.rows) if "tokens" in inputs else None
         self._embeddings = inputs.get("embeddings")
-        self._kv = KVInputs(step.kv, inputs)
+        self._memory = step.memory.inputs(inputs)
         if "last_rows" in inputs:
             inputs["last_rows"][:] = np.arange(1, key.sequences + 1) * key.rows - 1
 
@@ -130,7 +130,9 @@ class StepProgram:
             self._tokens[:] = tokens
         if self._embeddings is not None:
             self.weights.gather_table([token for row in tokens for token in row], self._embeddings)
-        self._kv.fill(self._positions, self._first_pointer)
+        lib.tsgg_fill_positions(self._positions, self.key.rows, self.key.sequences, self._first_pointer)
+        for arena in self._memory:
+            arena.fill(self._first_pointer)
         self.graph.replay()
 
     def read(self, name: str) -> NDArray[np.float32]:
@@ -195,9 +197,9 @@ class Forward:
     """Runs batches on one model's weights and arena. Keeps graphs in an LRU bounded by their bytes. Not thread-safe."""
 
     def __init__(
-        self, arch: Architecture, weights: ModelWeights, arena: KVArena, backends: tuple[Backend, ...], vocab: int
+        self, arch: Architecture, weights: ModelWeights, memory: Memory, backends: tuple[Backend, ...], vocab: int
     ) -> None:
-        self.arch, self.weights, self.arena, self.backends, self.vocab = arch, weights, arena, backends, vocab
+        self.arch, self.weights, self.memory, self.backends, self.vocab = arch, weights, memory, backends, vocab
         self.ticket = 0
         self._programs: OrderedDict[Key, StepProgram] = OrderedDict()
 
@@ -211,7 +213,7 @@ class Forward:
         self.ticket += 1
         program.run(rows, [sequence.length for sequence in batch.sequences])
         for sequence, row in zip(batch.sequences, rows, strict=True):
-            sequence.pending = row
+            sequence.wrote(row)
         return StepRows(self, program)
 
     def graph_bytes(self) -> int:
@@ -241,14 +243,14 @@ class Forward:
         for layer in batch.want.taps:
             if not 0 <= layer <= self.arch.layers:
                 raise UsageError(f"tap {layer}: the model has residuals 0..{self.arch.layers}")
-        return Key(rows, len(sequences), first, self.arena.bucket(longest + rows), batch.want)
+        return Key(rows, len(sequences), first, self.memory.buckets(longest + rows), batch.want)
 
     def _program(self, key: Key) -> StepProgram:
         program = self._programs.get(key)
         if program is not None:
             self._programs.move_to_end(key)
             return program
-        program = StepProgram(key, self.arch, self.weights, self.arena, self.backends)
+        program = StepProgram(key, self.arch, self.weights, self.memory, self.backends)
         self._programs[key] = program
         held = self.graph_bytes()
         while held > settings.graph_budget and len(self._programs) > 1:

@@ -174,8 +174,10 @@ class LLM:
                     token_limit=self.model.n_ctx - len(ids) + 1,  # the last token need not lie in memory
                 )
                 generation = Generation(self.model, self._execution(options), self._sequence, sampler, ids)
-                yield generation
-                self.last = generation.result()
+                try:
+                    yield generation
+                finally:  # a closed stream as well
+                    self.last = generation.result()
             finally:
                 self._owner = None
 

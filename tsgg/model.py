@@ -13,8 +13,7 @@ from tsgg.forward import Forward, StepRows
 from tsgg.ggml.buffers import CACHE_TYPES
 from tsgg.ggml.devices import Backend, devices, pick_device
 from tsgg.gguf import GGML_TYPES, GGUFFile, read_gguf
-from tsgg.memory.kv import KVArena
-from tsgg.memory.sequence import Sequence, Slots
+from tsgg.memory import Memory, Sequence, Slots
 from tsgg.models import find
 from tsgg.models.base import MAX_CONTEXT, Architecture
 from tsgg.plan import fit
@@ -71,15 +70,15 @@ class Model:
             helpers = () if self.device.is_cpu else (self._own(Backend(devices()[-1], n_threads)),)
             self.n_threads = backend.n_threads
             self.weights = self._own(ModelWeights(self.file, placements, self.device, _Progress(self.file)))
-            self.arena = self._own(
-                KVArena(self.arch.attention(), self.n_ctx, n_seq, self.device, cache_type_k, cache_type_v)
+            self.memory = self._own(
+                Memory(self.arch.attention(), self.n_ctx, n_seq, self.device, cache_type_k, cache_type_v)
             )
             backends = (backend, *helpers)
-            self._forward = self._own(Forward(self.arch, self.weights, self.arena, backends, self.vocab_size))
+            self._forward = self._own(Forward(self.arch, self.weights, self.memory, backends, self.vocab_size))
         except BaseException:
             self.close()
             raise
-        self.slots = Slots(n_seq, self.n_ctx)
+        self.slots = Slots(n_seq, self.n_ctx, self.memory)
         log.info(
             "%s: %s, %d layers, context %d of %d trained, %s on %s, %d threads, loaded in %.2f s; %s",
             self.file.paths[0].name, self.arch.name, self.arch.layers, self.n_ctx, self.arch.context,

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tsgg.errors import OutOfMemoryError
-from tsgg.memory.kv import CELL_STEP, FLASH_ROWS, cache_bytes
+from tsgg.memory.kv import CELL_STEP, FLASH_ROWS
+from tsgg.memory.memory import LARGEST_RUN, memory_bytes
 from tsgg.models.base import MAX_CONTEXT, Architecture
 from tsgg.weights import Placement
 
 DEFAULT_CONTEXT = 8192  # tokens, when neither caller nor file asks for less
-PREFILL_ROWS = 512  # rows of a prefill chunk
+PREFILL_ROWS = LARGEST_RUN  # rows of a prefill chunk
 SMALLEST_CONTEXT = CELL_STEP  # a default context is not shrunk below this to fit
 
 
@@ -74,4 +75,4 @@ def _plan(
     scores = min(rows, FLASH_ROWS) * max(layer.heads for layer in layers) * context * 4
     values = context * max(layer.kv_heads * layer.value_dim for layer in layers) * 2
     scratch = activations + max(scores, values)
-    return MemoryPlan(context, mapped, copied, cache_bytes(layers, context, n_seq, type_k, type_v), scratch, free)
+    return MemoryPlan(context, mapped, copied, memory_bytes(layers, context, n_seq, type_k, type_v), scratch, free)

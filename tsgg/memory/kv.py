@@ -1,7 +1,9 @@
-"""KV arena for full attention, and the attention that reads it.
+"""KV arenas, and the attention that reads them.
 
-Slot s owns a contiguous run of cells and position p lies in cell p of its run, so neither layout nor bits of a sequence
-depend on its history or company, and a rejected row is simply overwritten later.
+Slot s owns a contiguous run of cells. With full attention position p lies in cell p of its run, so neither layout nor bits of
+a sequence depend on its history or company, and a rejected row is simply overwritten later. With a sliding window position
+p lies in cell p % cells, where `cells` >= window + the largest run of rows that is not yet committed: a verify can then
+never overwrite a row that a rollback still needs, and the layout is again a function of the position alone.
 
     K  {head_dim, cells, kv_heads, slots}     a head's keys are one run: heads interleaved cost a third of decode at 4k
     V  {cells, value_dim, kv_heads, slots}    transposed, for the soft_max path (float caches on the CPU), or
@@ -17,7 +19,7 @@ Two attention paths (measured: reference/spikes.md, and native/README.md for thi
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -35,39 +37,44 @@ FLASH_ROWS = 128  # rows from which flash attention beats the soft_max path on t
 
 
 class KVArena:
-    """All layers' caches for `slots` sequences of `cells` positions. Allocated once, freed by `close`."""
+    """Caches of some layers for `slots` sequences. Allocated once, freed by `close`."""
 
     def __init__(
-        self, layers: Sequence[Attention], cells: int, slots: int, device: Device, type_k: str, type_v: str
+        self, layers: Mapping[int, Attention], cells: int, slots: int, device: Device, type_k: str, type_v: str
     ) -> None:
-        """`cells` is rounded up to CELL_STEP. Raises `UsageError` for types that do not fit, `OutOfMemoryError`."""
-        for name, given in (("cache_type_k", type_k), ("cache_type_v", type_v)):
-            if given not in CACHE_TYPES:
-                raise UsageError(f"{name} is {given!r}, expected one of {', '.join(CACHE_TYPES)}")
-        self.layers = list(layers)
-        self.cells = -(-cells // CELL_STEP) * CELL_STEP
+        """`layers`: geometry by layer number, all with the same window. `cells` per slot is rounded up to CELL_STEP.
+
+        Raises `UsageError` for types that do not fit, `OutOfMemoryError`.
+        """
+        self.layers = dict(layers)
+        self.window = next(iter(self.layers.values())).window
+        self.cells = round_cells(cells)
         self.slots = slots
         self.type_k, self.type_v = CACHE_TYPES[type_k], CACHE_TYPES[type_v]
         floats = (F32, F16, BF16)
         self.transposed = device.is_cpu and self.type_v in floats and settings.attention != "flash"
-        for layer in self.layers:
+        for layer in self.layers.values():
             for name, given, width in (("k", self.type_k, layer.head_dim), ("v", self.type_v, layer.value_dim)):
                 if width % lib.ggml_blck_size(given):
                     raise UsageError(f"cache_type_{name} needs heads of a multiple of 32 channels, this model has {width}")
         self.tensors = TensorSet(2 * len(self.layers))
-        self.k: list[Tensor] = []
-        self.v: list[Tensor] = []
-        for i, layer in enumerate(self.layers):
+        self.k: dict[int, Tensor] = {}
+        self.v: dict[int, Tensor] = {}
+        for i, layer in self.layers.items():
             heads, dk, dv = layer.kv_heads, layer.head_dim, layer.value_dim
-            self.k.append(self.tensors.new(self.type_k, (dk, self.cells, heads, slots), f"cache_k.{i}"))
+            self.k[i] = self.tensors.new(self.type_k, (dk, self.cells, heads, slots), f"cache_k.{i}")
             v_shape = (self.cells, dv) if self.transposed else (dv, self.cells)
-            self.v.append(self.tensors.new(self.type_v, (*v_shape, heads, slots), f"cache_v.{i}"))
+            self.v[i] = self.tensors.new(self.type_v, (*v_shape, heads, slots), f"cache_v.{i}")
         self.nbytes = self.tensors.allocate(device.buffer_type)
         self._buckets = list(_buckets(self.cells))
 
     def bucket(self, length: int) -> int:
-        """Cells that a graph reads so that `length` positions are among them."""
-        return self._buckets[bisect_left(self._buckets, length)]
+        """Cells that a graph reads so that `length` positions, or the window behind them, are among them."""
+        return self._buckets[bisect_left(self._buckets, min(length, self.cells))]
+
+    def reachable(self, length: int, highest: int) -> bool:
+        """Whether a sequence whose rows were written up to `highest` (exclusive) can go on from `length` tokens."""
+        return not self.window or length - self.window + 1 > highest - 1 - self.cells or highest <= self.cells
 
     def close(self) -> None:
         self.tensors.close()
@@ -85,13 +92,16 @@ def _buckets(cells: int) -> Iterator[int]:
 class KVStep:
     """The arena's part of one forward under construction: B sequences in slots `first` .., T rows each, `cells` read."""
 
-    def __init__(self, arena: KVArena, g: GraphBuilder, first: int, sequences: int, rows: int, cells: int) -> None:
-        self.arena, self.g = arena, g
+    def __init__(
+        self, arena: KVArena, g: GraphBuilder, name: str, first: int, sequences: int, rows: int, cells: int
+    ) -> None:
+        """`name` is the arena's, and opens the names of its inputs."""
+        self.arena, self.g, self.name = arena, g, name
         self.first, self.sequences, self.rows, self.cells = first, sequences, rows, cells
         flash = rows >= FLASH_ROWS or not arena.transposed or settings.attention == "flash"
         self.flash = flash and settings.attention != "soft" or not arena.transposed
-        self.ids = g.input("kv.cells", I64, rows, 1, sequences)
-        self.mask = g.input("kv.mask", F16 if self.flash else F32, cells, rows, 1, sequences)
+        self.ids = g.input(f"{name}.cells", I64, rows, 1, sequences)
+        self.mask = g.input(f"{name}.mask", F16 if self.flash else F32, cells, rows, 1, sequences)
         self.widths: list[int] = []  # V channels of layers with a transposed V
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -107,7 +117,7 @@ class KVStep:
         flat = g.view(cache, (1, arena.cells * width, self.sequences), (element, slot), self.first * slot)
         if width not in self.widths:
             self.widths.append(width)
-        ids = g.input(f"kv.elements.{width}", I64, width * self.rows, self.sequences)
+        ids = g.input(f"{self.name}.elements.{width}", I64, width * self.rows, self.sequences)
         g.expand(g.set_rows(flat, g.reshape(g.cont(v), 1, width * self.rows, self.sequences), ids))
 
     def _store_rows(self, cache: Tensor, x: Tensor) -> None:
@@ -158,31 +168,33 @@ class KVStep:
 
 
 class KVInputs:
-    """Rewrites the arena's inputs of one graph before a replay, in C: a step's Python time is what a token waits for."""
+    """Rewrites an arena's inputs of one graph before a replay, in C: a step's Python time is what a token waits for."""
 
     def __init__(self, step: KVStep, inputs: dict[str, NDArray[Any]]) -> None:
         self.cells, self.rows, self.sequences = step.cells, step.rows, step.sequences
-        self.ids = _pointer("int64_t *", inputs["kv.cells"])
+        self.capacity, self.window = step.arena.cells, step.arena.window
+        self.ids = _pointer("int64_t *", inputs[f"{step.name}.cells"])
         self.fill_mask = lib.tsgg_fill_mask_f16 if step.flash else lib.tsgg_fill_mask_f32
-        self.mask = _pointer("uint16_t *" if step.flash else "float *", inputs["kv.mask"])
-        self.elements = [
-            (_pointer("int64_t *", inputs[f"kv.elements.{width}"]), width, step.arena.cells) for width in step.widths
-        ]
+        self.mask = _pointer("uint16_t *" if step.flash else "float *", inputs[f"{step.name}.mask"])
+        self.elements = [(_pointer("int64_t *", inputs[f"{step.name}.elements.{width}"]), width) for width in step.widths]
 
-    def fill(self, positions: Any, first: Any) -> None:
-        """Fills cells, elements, mask and the model's `positions` (int32_t *) for sequences that start at `first`."""
-        lib.tsgg_fill_positions(positions, self.ids, self.rows, self.sequences, first)
-        for pointer, width, stride in self.elements:
-            lib.tsgg_fill_elements(pointer, width, stride, self.rows, self.sequences, first)
-        self.fill_mask(self.mask, self.cells, self.rows, self.sequences, first, 0)
+    def fill(self, first: Any) -> None:
+        """Fills cells, elements and mask for sequences whose first rows have the positions `first` (int32_t *)."""
+        lib.tsgg_fill_cells(self.ids, self.capacity, self.rows, self.sequences, first)
+        for pointer, width in self.elements:
+            lib.tsgg_fill_elements(pointer, width, self.capacity, self.rows, self.sequences, first)
+        self.fill_mask(self.mask, self.cells, self.capacity, self.rows, self.sequences, first, self.window)
 
 
 def _pointer(type: str, array: NDArray[Any]) -> Any:
     return ffi.cast(type, ffi.from_buffer(array))
 
 
-def cache_bytes(layers: Sequence[Attention], cells: int, slots: int, type_k: str, type_v: str) -> int:
-    """Bytes of an arena of that shape, before it is allocated."""
-    k = sum(lib.ggml_row_size(CACHE_TYPES[type_k], layer.head_dim * layer.kv_heads) for layer in layers)
-    v = sum(lib.ggml_row_size(CACHE_TYPES[type_v], layer.value_dim * layer.kv_heads) for layer in layers)
-    return int((k + v) * (-(-cells // CELL_STEP) * CELL_STEP) * slots)
+def round_cells(cells: int) -> int:
+    return -(-cells // CELL_STEP) * CELL_STEP
+
+
+def cell_bytes(layer: Attention, type_k: str, type_v: str) -> int:
+    """Bytes of one position of one layer."""
+    k = lib.ggml_row_size(CACHE_TYPES[type_k], layer.head_dim * layer.kv_heads)
+    return int(k + lib.ggml_row_size(CACHE_TYPES[type_v], layer.value_dim * layer.kv_heads))

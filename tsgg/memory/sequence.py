@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tsgg.errors import ContextFullError, TsggError, UsageError
+
+if TYPE_CHECKING:
+    from tsgg.memory.memory import Memory
 
 
 class Sequence:
     """Made by `Slots.take`. Only `commit` and `truncate` change its length; a forward leaves pending rows behind it."""
 
-    def __init__(self, slot: int, capacity: int) -> None:
+    def __init__(self, slot: int, capacity: int, memory: Memory) -> None:
         self.slot = slot
+        self._memory = memory
+        self._highest = 0  # positions below it were written since the sequence was last empty
         self.capacity = capacity  # tokens
         self.tokens: list[int] = []
         self.pending: list[int] = []  # rows that the last forward wrote past the committed length
@@ -25,19 +32,31 @@ class Sequence:
         """Rows that still fit."""
         return self.capacity - len(self.tokens)
 
+    def wrote(self, tokens: list[int]) -> None:
+        """Called by the forward: rows of these tokens now lie behind the committed ones."""
+        self.pending = tokens
+        self._highest = max(self._highest, len(self.tokens) + len(tokens))
+
     def commit(self, kept: int) -> None:
         """Keeps the first `kept` rows of the last forward; the others are rejected and will be overwritten."""
         if not 0 <= kept <= len(self.pending):
             raise UsageError(f"commit({kept}): the last forward left {len(self.pending)} rows")
         self.tokens.extend(self.pending[:kept])
-        self.pending.clear()
+        self.pending = []
 
     def truncate(self, length: int) -> int:
-        """Forgets every row past `length`; returns the length reached (full attention reaches any)."""
+        """Forgets every row past `length`; returns the length reached.
+
+        Full attention reaches any length. A sliding window that has wrapped past it cannot: then everything goes (0).
+        """
         if length < 0:
             raise UsageError(f"truncate({length}): a length is not negative")
-        self.pending.clear()
+        self.pending = []
+        if length < len(self.tokens) and not self._memory.reachable(length, self._highest):
+            length = 0
         del self.tokens[length:]
+        if not self.tokens:
+            self._highest = 0
         return len(self.tokens)
 
     def check_room(self, rows: int) -> None:
@@ -54,14 +73,14 @@ class Sequence:
 class Slots:
     """The free slots of a model. The lowest free one is handed out, so that batches find neighbours."""
 
-    def __init__(self, count: int, capacity: int) -> None:
-        self.count, self.capacity = count, capacity
+    def __init__(self, count: int, capacity: int, memory: Memory) -> None:
+        self.count, self.capacity, self._memory = count, capacity, memory
         self._free = list(range(count))
 
     def take(self) -> Sequence:
         if not self._free:
             raise ContextFullError(f"all {self.count} sequences of this model are in use: load it with a larger n_seq")
-        return Sequence(self._free.pop(0), self.capacity)
+        return Sequence(self._free.pop(0), self.capacity, self._memory)
 
     def release(self, sequence: Sequence) -> None:
         """Gives the slot back; a second call does nothing."""
