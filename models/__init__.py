@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tsgg.errors import UnsupportedError
 from tsgg.models.base import Architecture
 from tsgg.models.llama import Llama
 from tsgg.models.qwen3 import Qwen3
+
+from tsgg.errors import UnsupportedError
 
 ARCHITECTURES: dict[str, type[Architecture]] = {cls.name: cls for cls in (Llama, Qwen3)}
 
@@ -18,5 +19,7 @@ def register(architecture: type[Architecture]) -> None:
 def find(name: str) -> type[Architecture]:
     """The class for `general.architecture`; raises `UnsupportedError` that lists the known ones."""
     if name not in ARCHITECTURES:
-        raise UnsupportedError(f"architecture {name!r} is not implemented; known are {', '.join(sorted(ARCHITECTURES))}")
+        raise UnsupportedError(
+            f"architecture {name!r} is not implemented; known are {', '.join(sorted(ARCHITECTURES))}"
+        )
     return ARCHITECTURES[name]

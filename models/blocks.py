@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tsgg.models.base import Step, TensorSpec, Weights
+
 from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
-from tsgg.models.base import Step, TensorSpec, Weights
 
 SMALLEST_WEIGHT_SUM = 6.103515625e-5  # the smallest normal half: keeps a router whose picks underflow finite
 

@@ -1,16 +1,16 @@
 """The one forward: B sequences x T rows, as persistent graphs that are built once per key and replayed.
 
-    Batch (sequences, tokens [B, T], what is wanted)
-      -> key (T, B, first slot, cells, wants) -> cached graph, or: architecture.forward builds one through `StepGraph`
-      -> inputs rewritten: tokens, positions, cells, mask
-      -> replay -> `StepRows`: logits, hidden rows, taps, read in place where the device's memory is the host's
+Batch (sequences, tokens [B, T], what is wanted)
+  -> key (T, B, first slot, cells, wants) -> cached graph, or: architecture.forward builds one through `StepGraph`
+  -> inputs rewritten: tokens, positions, cells, mask
+  -> replay -> `StepRows`: logits, hidden rows, taps, read in place where the device's memory is the host's
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend
 from tsgg.ggml.graph import Graph
 from tsgg.ggml.library import cpu_features, ffi, lib
-from tsgg.memory import Memory
+from tsgg.memory import Memory, Sequence
 from tsgg.models.base import Architecture
 from tsgg.settings import settings
 from tsgg.speculative.protocol import Batch, Want
@@ -112,7 +112,8 @@ class StepProgram:
                 self.logits = g.output(arch.logits(g, weights, step, rows))
         self.graph = Graph(g, backends[0], backends[1:])
         self._outputs = self._named()
-        self._views = {name: _rows(buffers.view(tensor)) for name, tensor in self._outputs.items()}
+        views = {name: buffers.view(tensor) for name, tensor in self._outputs.items()}
+        self._views = {name: _rows(view) for name, view in views.items() if view is not None}
         inputs = self.graph.inputs
         self._first = np.zeros(key.sequences, np.int32)
         self._first_pointer = ffi.cast("int32_t *", ffi.from_buffer(self._first))
@@ -137,10 +138,9 @@ class StepProgram:
 
     def read(self, name: str) -> NDArray[np.float32]:
         """An output as [rows, columns]: a view where the host sees it, else a copy. Raises `UsageError`."""
-        if name not in self._views:
+        if name not in self._outputs:
             raise UsageError(f"{name} was not asked for in this forward")
-        view = self._views[name]
-        return _rows(buffers.read(self._outputs[name])) if view is None else view
+        return self._views[name] if name in self._views else _rows(buffers.read(self._outputs[name]))
 
     def _named(self) -> dict[str, Tensor]:
         named = {f"tap {layer}": tensor for layer, tensor in self.taps.items()}
@@ -148,8 +148,13 @@ class StepProgram:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
-def _rows(array: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-    return None if array is None else array.reshape(-1, array.shape[-1])
+def _rows(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    return array.reshape(-1, array.shape[-1])
+
+
+def _row(table: NDArray[np.float32], index: int) -> NDArray[np.float32]:
+    row: NDArray[np.float32] = table[index]
+    return row
 
 
 class StepRows:
@@ -169,8 +174,8 @@ class StepRows:
         if key.want.logits == "last":
             if row not in (-1, key.rows - 1):
                 raise UsageError(f"logits of row {row} were not asked for: the forward wanted the last row only")
-            return table[sequence]
-        return table[sequence * key.rows + row % key.rows]
+            return _row(table, sequence)
+        return _row(table, sequence * key.rows + row % key.rows)
 
     def hidden(self, sequence: int) -> NDArray[np.float32]:
         """[rows, embedding] F32 after the final norm: all rows, or one with hidden="last"."""
@@ -208,11 +213,12 @@ class Forward:
 
         Raises `UsageError` (shape, token ids, sequences out of order) or `ContextFullError` before anything is written.
         """
+        sequences = cast("tuple[Sequence, ...]", batch.sequences)
         rows = np.asarray(batch.tokens).tolist()
-        program = self._program(self._check(batch, rows))
+        program = self._program(self._check(batch.want, sequences, rows))
         self.ticket += 1
-        program.run(rows, [sequence.length for sequence in batch.sequences])
-        for sequence, row in zip(batch.sequences, rows, strict=True):
+        program.run(rows, [sequence.length for sequence in sequences])
+        for sequence, row in zip(sequences, rows, strict=True):
             sequence.wrote(row)
         return StepRows(self, program)
 
@@ -225,11 +231,12 @@ class Forward:
             program.graph.close()
         self._programs.clear()
 
-    def _check(self, batch: Batch, tokens: list[list[int]]) -> Key:
+    def _check(self, want: Want, sequences: tuple[Sequence, ...], tokens: list[list[int]]) -> Key:
         # Plain lists, no numpy: between two computes all caches are cold, and every call into numpy costs 10 to 20 us.
-        sequences = batch.sequences
         if len(tokens) != len(sequences) or not tokens or not isinstance(tokens[0], list) or not tokens[0]:
-            raise UsageError(f"a batch of {len(sequences)} sequences needs tokens [sequences, rows] with one row or more")
+            raise UsageError(
+                f"a batch of {len(sequences)} sequences needs tokens [sequences, rows] with one row or more"
+            )
         rows = len(tokens[0])
         first = sequences[0].slot
         longest = 0
@@ -240,10 +247,10 @@ class Forward:
             longest = max(longest, sequence.length)
             if sequence.slot != first + i:
                 raise UsageError("the sequences of a batch must lie in neighbouring slots, in order")
-        for layer in batch.want.taps:
+        for layer in want.taps:
             if not 0 <= layer <= self.arch.layers:
                 raise UsageError(f"tap {layer}: the model has residuals 0..{self.arch.layers}")
-        return Key(rows, len(sequences), first, self.memory.buckets(longest + rows), batch.want)
+        return Key(rows, len(sequences), first, self.memory.buckets(longest + rows), want)
 
     def _program(self, key: Key) -> StepProgram:
         program = self._programs.get(key)

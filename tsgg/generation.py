@@ -1,7 +1,7 @@
 """One generation on one sequence: resume a prefix, prefill the rest, then step until the sampler says stop.
 
-    prompt ids -> longest common prefix with what memory holds -> prefill chunks -> first token from the last row
-      -> SpeculativeExecution.step: draft, verify, accept, commit -> tokens, until `sampler.finished`
+prompt ids -> longest common prefix with what memory holds -> prefill chunks -> first token from the last row
+  -> SpeculativeExecution.step: draft, verify, accept, commit -> tokens, until `sampler.finished`
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ class Generation:
                 f"the prompt has {len(prompt)} tokens and the context holds {sequence.capacity}: "
                 "load the model with a larger n_ctx or shorten the prompt"
             )
-        self.model, self.execution, self.sequence, self.sampler, self.prompt = model, execution, sequence, sampler, prompt
+        self.model, self.execution, self.sequence, self.sampler, self.prompt = (
+            model,
+            execution,
+            sequence,
+            sampler,
+            prompt,
+        )
         self.cached = 0
         self._request: SpeculativeRequest | None = None
         self._times = [time.perf_counter()] * 3  # started, first token, last token

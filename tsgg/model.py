@@ -59,9 +59,7 @@ class Model:
         self.arch = _architecture(self.file)
         self.device = pick_device(device)
         placements = plan(check(self.file, self.arch.tensors()), self.device)
-        self.plan = fit(
-            self.arch, placements, self.device.memory_free, n_ctx, n_seq, cache_type_k, cache_type_v
-        )
+        self.plan = fit(self.arch, placements, self.device.memory_free, n_ctx, n_seq, cache_type_k, cache_type_v)
         self.n_ctx = self.plan.context
         self.vocab_size = int(self.file.tensors["token_embd.weight"].shape[1])
         self._closers: list[_Closable] = []

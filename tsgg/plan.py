@@ -32,7 +32,9 @@ class MemoryPlan:
         return self.mapped + self.copied + self.cache + self.scratch
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {getattr(self, name) / 2**20:.1f}" for name in ("mapped", "copied", "cache", "scratch"))
+        parts = ", ".join(
+            f"{name} {getattr(self, name) / 2**20:.1f}" for name in ("mapped", "copied", "cache", "scratch")
+        )
         return f"MiB: weights {parts}; needs {self.needed / 2**20:.1f} of {self.free / 2**20:.1f} free"
 
 

@@ -18,10 +18,10 @@ from tsgg.errors import UsageError
 class Settings:
     """What the environment says. Defaults are what an empty environment gives."""
 
-    attention: str = "auto"  # TS_ATTENTION=soft|flash: one attention path for every graph instead of the measured choice
+    attention: str = "auto"  # TS_ATTENTION=soft|flash: one attention path for every graph, not the measured choice
     repack: bool = True  # TS_REPACK=0: no CPU_REPACK buffers for Q4_0, IQ4_NL and MXFP4 weights
     mmap: bool = True  # TS_MMAP=0: weights are read into memory instead of mapped
-    pair_rows: bool = True  # TS_PAIR_ROWS=0: lone rows of float weights use the one-row kernel (rows then differ in bits)
+    pair_rows: bool = True  # TS_PAIR_ROWS=0: lone rows of float weights take the one-row kernel (not exact)
     graph_budget: int = 256 << 20  # TS_GRAPH_BUDGET_MB: bytes of compute buffers that cached graphs may hold
     ngram_debug: bool = False  # TS_NGRAM_DEBUG=1: the n-gram drafter logs why it is silent
     adaptive: bool = True  # TS_SPEC_ADAPTIVE=0: the full window is drafted at every step, whatever it costs

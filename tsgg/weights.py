@@ -94,7 +94,11 @@ class ModelWeights:
     """Placed tensors by name (`tsgg.models.base.Weights`). Owns the file's mappings; freed by `close`."""
 
     def __init__(
-        self, file: GGUFFile, placements: list[Placement], device: Device, progress: Callable[[int, int], None] | None = None
+        self,
+        file: GGUFFile,
+        placements: list[Placement],
+        device: Device,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """`progress(done, total)` counts bytes that are copied. Raises `OutOfMemoryError`."""
         self.device = device

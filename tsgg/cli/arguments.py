@@ -43,7 +43,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Which model, where, how large, and how it speculates."""
     parser.add_argument("-m", "--model", metavar="MODEL", help="path, short name or user/repo:quant [smollm2-135m]")
     parser.add_argument("--device", default="auto", help="device name from `tsgg devices` [%(default)s]")
-    parser.add_argument("-c", "--n-ctx", type=int, metavar="N", help="context in tokens [min(trained, 8192, what fits)]")
+    parser.add_argument(
+        "-c", "--n-ctx", type=int, metavar="N", help="context in tokens [min(trained, 8192, what fits)]"
+    )
     parser.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads [usable physical cores]")
     for kind in "kv":
         parser.add_argument(

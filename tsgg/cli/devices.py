@@ -17,16 +17,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    rows = [
-        {"name": d.name, "kind": d.kind, "description": d.description, "free": d.memory_free, "total": d.memory_total}
-        for d in devices()
-    ]
+    found = devices()
     features = [name for name, value in cpu_features().items() if value == "1"]
     if arguments.json:
+        rows = [
+            {
+                "name": d.name,
+                "kind": d.kind,
+                "description": d.description,
+                "free": d.memory_free,
+                "total": d.memory_total,
+            }
+            for d in found
+        ]
         print_json({"ggml": GGML_VERSION, "devices": rows, "cpu_features": features, "threads": usable_cores()})
         return 0
-    for row in rows:
-        print(f"{row['name']:<10} {row['kind']:<6} {row['free'] / 2**30:7.1f} of {row['total'] / 2**30:.1f} GiB free  "
-              f"{row['description']}")  # fmt: skip
+    for d in found:
+        memory = f"{d.memory_free / 2**30:.1f} of {d.memory_total / 2**30:.1f} GiB free"
+        print(f"{d.name:<10} {d.kind:<6} {memory:<26} {d.description}")
     print(f"ggml {GGML_VERSION}, {usable_cores()} threads, CPU features: {' '.join(features)}")
     return 0

@@ -51,7 +51,9 @@ class TensorSet:
         """
         buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.context, buffer_type)
         if buffer == ffi.NULL:
-            raise OutOfMemoryError(f"{text(lib.ggml_backend_buft_name(buffer_type))}: the device refused the allocation")
+            raise OutOfMemoryError(
+                f"{text(lib.ggml_backend_buft_name(buffer_type))}: the device refused the allocation"
+            )
         self.buffers.append(buffer)
         if weights:
             lib.ggml_backend_buffer_set_usage(buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)

@@ -26,7 +26,8 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", SPINCOUNT)
 
 try:
-    from tsgg._ggml import ffi, lib
+    from tsgg._ggml import ffi as ffi  # "as": re-exported
+    from tsgg._ggml import lib as lib
 except ImportError as error:  # pragma: no cover - a broken installation
     raise TsggError(f"the extension tsgg._ggml does not load ({error}): reinstall tsgg with `pip install`") from error
 
@@ -41,7 +42,9 @@ def _after_fork() -> None:
 def check_process() -> None:
     """Raises `TsggError` in a forked child: ggml's thread team did not survive the fork, computing would hang."""
     if _forked:
-        raise TsggError("tsgg was loaded before this process was forked: start workers by 'spawn', or import tsgg in them")
+        raise TsggError(
+            "tsgg was loaded before this process was forked: start workers by 'spawn', or import tsgg in them"
+        )
 
 
 def cpu_features() -> dict[str, str]:
@@ -66,7 +69,7 @@ _level = logging.DEBUG
 _partial = ""
 
 
-@ffi.def_extern(onerror=lambda *_: None)
+@ffi.def_extern(onerror=lambda *_: None)  # type: ignore[untyped-decorator]
 def tsgg_log(level: int, message: object, _user: object) -> None:
     """ggml's log callback: pieces (level CONT) are joined into lines."""
     global _level, _partial

@@ -56,7 +56,9 @@ class KVArena:
         for layer in self.layers.values():
             for name, given, width in (("k", self.type_k, layer.head_dim), ("v", self.type_v, layer.value_dim)):
                 if width % lib.ggml_blck_size(given):
-                    raise UsageError(f"cache_type_{name} needs heads of a multiple of 32 channels, this model has {width}")
+                    raise UsageError(
+                        f"cache_type_{name} needs heads of a multiple of 32 channels, this model has {width}"
+                    )
         self.tensors = TensorSet(2 * len(self.layers))
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
@@ -99,7 +101,7 @@ class KVStep:
         self.arena, self.g, self.name = arena, g, name
         self.first, self.sequences, self.rows, self.cells = first, sequences, rows, cells
         flash = rows >= FLASH_ROWS or not arena.transposed or settings.attention == "flash"
-        self.flash = flash and settings.attention != "soft" or not arena.transposed
+        self.flash = (flash and settings.attention != "soft") or not arena.transposed
         self.ids = g.input(f"{name}.cells", I64, rows, 1, sequences)
         self.mask = g.input(f"{name}.mask", F16 if self.flash else F32, cells, rows, 1, sequences)
         self.widths: list[int] = []  # V channels of layers with a transposed V
@@ -152,7 +154,9 @@ class KVStep:
     def _slots(self, cache: Tensor, cells: int) -> Tensor:
         """The step's slots of a row-major cache: {d, cells, kv heads, sequences}."""
         strides, slot = tuple(int(stride) for stride in cache.nb[1:4]), int(cache.nb[3])
-        return self.g.view(cache, (int(cache.ne[0]), cells, int(cache.ne[2]), self.sequences), strides, self.first * slot)
+        return self.g.view(
+            cache, (int(cache.ne[0]), cells, int(cache.ne[2]), self.sequences), strides, self.first * slot
+        )
 
     def _value_columns(self, layer: int) -> Tensor:
         """The step's slots of a transposed V cache: {cells, dv, kv heads, sequences}."""
@@ -176,7 +180,9 @@ class KVInputs:
         self.ids = _pointer("int64_t *", inputs[f"{step.name}.cells"])
         self.fill_mask = lib.tsgg_fill_mask_f16 if step.flash else lib.tsgg_fill_mask_f32
         self.mask = _pointer("uint16_t *" if step.flash else "float *", inputs[f"{step.name}.mask"])
-        self.elements = [(_pointer("int64_t *", inputs[f"{step.name}.elements.{width}"]), width) for width in step.widths]
+        self.elements = [
+            (_pointer("int64_t *", inputs[f"{step.name}.elements.{width}"]), width) for width in step.widths
+        ]
 
     def fill(self, first: Any) -> None:
         """Fills cells, elements and mask for sequences whose first rows have the positions `first` (int32_t *)."""
