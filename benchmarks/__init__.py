@@ -1,0 +1,1 @@
+"""Measurements and checks that are run by hand: `python -m benchmarks SCENARIO ...`. One module per scenario."""

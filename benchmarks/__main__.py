@@ -1,0 +1,34 @@
+"""`python -m benchmarks`: every scenario is a module of this package with `add_arguments(parser)` and `main(arguments)`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from tsgg.errors import TsggError
+
+SCENARIOS = {
+    "golden": "compare with the golden answers of another engine",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status of the scenario; 2 for wrong arguments, 1 for a `TsggError`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split(":")[0])
+    commands = parser.add_subparsers(dest="scenario", required=True, metavar="SCENARIO")
+    for name, summary in SCENARIOS.items():
+        module = import_module(f"benchmarks.{name}")
+        command = commands.add_parser(name, help=summary, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(run=module.main)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except TsggError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

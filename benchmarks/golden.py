@@ -1,0 +1,229 @@
+"""Compare this engine with golden answers of another one, over a folder laid out like shared/golden (see its README).
+
+A line per file: the largest error of every array, how far the greedy streams agree, ok or FAIL. Exit status: 0 all ok,
+1 something fails, 2 nothing fails but some kind of file or some architecture is not implemented.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsgg.errors import TsggError, UsageError
+from tsgg.ggml.buffers import CACHE_TYPES
+from tsgg.gguf import GGML_TYPES, read_gguf
+from tsgg.memory import Sequence
+from tsgg.model import Model
+from tsgg.models import ARCHITECTURES
+from tsgg.speculative.protocol import Batch, Want
+
+Array = NDArray[np.float32]
+Answers = Mapping[str, NDArray[Any]]
+
+# Largest error of a logit, in units of max(1, standard deviation of the golden logits), by the coarsest type among
+# weights and caches. Two correct engines differ by up to 0.8 on quantized weights.
+TOLERANCE = {"f32": 1e-4, "f16": 2e-2, "bf16": 1e-1, "q8_0": 1e-1}
+QUANTIZED = 0.8
+NEAR_TIE = 1e-3  # a top-two margin below it may fall either way: the greedy comparison ends there
+KEPT = 3  # drafts of the golden verify that were kept
+ARRAYS = ("prompt", "draft", "next", "prompt_logits", "draft_logits", "after_rollback_logits", "greedy")
+KINDS = ("trunks", "vocab", "heads", "drafters")
+SEPARATOR = "\n__ggml_vocab_test__\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one golden file."""
+
+    file: str  # path below the folder
+    status: str  # "ok", "FAIL" or "not implemented"
+    details: str
+
+    def __str__(self) -> str:
+        return f"{self.status:<4} {self.file}: {self.details}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="a folder with trunks/, vocab/, heads/, drafters/ (each may be absent)")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"check only these (default: {','.join(KINDS)})")
+    parser.add_argument("--device", default="cpu", help="where the models run (default: cpu)")
+    parser.add_argument("--cache", default="f32,f16", help="cache types to check with, each in turn (default: f32,f16)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    kinds, caches = arguments.kinds.split(","), arguments.cache.split(",")
+    for name, given, known in (("--kinds", kinds, KINDS), ("--cache", caches, tuple(CACHE_TYPES))):
+        if wrong := [entry for entry in given if entry not in known]:
+            raise UsageError(f"{name} has {wrong[0]!r}, expected some of {', '.join(known)}")
+    statuses = set()
+    for report in walk(arguments.folder, kinds, caches, arguments.device):
+        print(report, flush=True)
+        statuses.add(report.status)
+    return 1 if "FAIL" in statuses else 2 if "not implemented" in statuses else 0
+
+
+def walk(folder: Path, kinds: Sequences[str], caches: Sequences[str], device: str) -> Iterator[Report]:
+    """A report on every golden file of those kinds. Raises `UsageError` where there is none."""
+    paths = [path for kind in kinds for path in _golden_files(folder / kind)]
+    if not paths:
+        raise UsageError(f"{folder}: no golden files; expected .gguf files in some of {', '.join(kinds)}")
+    for path in paths:
+        name = f"{path.parent.name}/{path.name}"
+        try:
+            if path.parent.name == "trunks":
+                yield trunk_report(name, path, caches, device)
+            elif path.parent.name == "vocab":
+                yield vocab_report(name, path)
+            else:
+                yield Report(name, "not implemented", f"golden files of {path.parent.name}")
+        except (TsggError, OSError) as error:
+            yield Report(name, "FAIL", f"{type(error).__name__}: {error}")
+
+
+def _golden_files(folder: Path) -> list[Path]:
+    """The .gguf files, and answers without one of their own (a head inside a trunk's file)."""
+    paths = sorted(path for path in folder.glob("*") if path.suffix in (".gguf", ".npz"))
+    return [path for path in paths if path.suffix == ".gguf" or path.with_suffix(".gguf") not in paths]
+
+
+# -- trunks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrunkCheck:
+    """How one trunk file compares with its golden answers."""
+
+    errors: Mapping[str, float]  # check -> largest difference of a logit
+    allowed: float  # for each of them
+    wrong_picks: int  # rows whose best token is another, though the golden margin is clear
+    agreed: int  # greedy tokens that agree, up to `expected`
+    expected: int  # greedy tokens before the first near-tie
+
+    @property
+    def passed(self) -> bool:
+        within = all(error <= self.allowed for error in self.errors.values())  # false for NaN
+        return within and not self.wrong_picks and self.agreed == self.expected
+
+    def __str__(self) -> str:
+        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+        picks = f", {self.wrong_picks} rows with another best token" if self.wrong_picks else ""
+        return f"{errors} (allowed {self.allowed:.1e}){picks}, greedy {self.agreed} of {self.expected}"
+
+
+def trunk_report(name: str, path: Path, caches: Sequences[str], device: str) -> Report:
+    """All checks of one trunk file, with each cache type."""
+    architecture = read_gguf(path).architecture
+    if architecture not in ARCHITECTURES:
+        return Report(name, "not implemented", f"architecture {architecture}")
+    checks = {cache: check_trunk(path, cache, device) for cache in caches}
+    passed = all(check.passed for check in checks.values())
+    details = "; ".join(f"{cache} cache: {check}" for cache, check in checks.items())
+    return Report(name, "ok" if passed else "FAIL", details)
+
+
+def check_trunk(path: Path, cache: str, device: str = "cpu") -> TrunkCheck:
+    """Every way to a logit: one batch, row by row, two sequences alike and staggered, verify, rollback, greedy."""
+    answers = load_answers(path)
+    prompt, draft, after = (answers[name].tolist() for name in ("prompt", "draft", "next"))
+    prompt_logits, draft_logits = answers["prompt_logits"], answers["draft_logits"]
+    longest = len(prompt) + max(len(answers["greedy"]), len(draft))
+    pairs: dict[str, tuple[Array, Array]] = {}  # check -> ours, golden
+    with Model(path, device=device, n_ctx=longest, n_seq=2, cache_type_k=cache, cache_type_v=cache) as model:
+        first, second = model.new_sequence(), model.new_sequence()
+        pairs["prompt"] = forward(model, [first], [prompt]), prompt_logits
+        pairs["draft"] = forward(model, [first], [draft], kept=KEPT), draft_logits
+        pairs["rollback"] = forward(model, [first], [after]), answers["after_rollback_logits"]
+
+        first.truncate(0)
+        alike = forward(model, [first, second], [prompt, prompt])
+        pairs["two alike"] = alike, np.concatenate([prompt_logits] * 2)
+        # Staggered: the first verifies behind its prompt while the second reads the last rows of its own.
+        behind = len(prompt) - len(draft)
+        second.truncate(0)
+        forward(model, [second], [prompt[:behind]])
+        staggered = forward(model, [first, second], [draft, prompt[behind:]])
+        pairs["staggered"] = staggered, np.concatenate([draft_logits, prompt_logits[behind:]])
+
+        first.truncate(0)
+        pairs["row by row"] = np.concatenate([forward(model, [first], [[t]]) for t in prompt]), prompt_logits
+        errors = {name: float(np.abs(ours - golden).max()) for name, (ours, golden) in pairs.items()}
+        # An error of e in every logit can turn a margin of 2 e round.
+        near_tie = max(NEAR_TIE, 2 * max(errors.values()))
+        agreed, expected = _greedy(model, first, pairs["row by row"][0][-1], answers["greedy"].tolist(), near_tie)
+        tolerance = max(TOLERANCE.get(kind, QUANTIZED) for kind in (cache, *_matrix_types(model)))
+    allowed = tolerance * max(1.0, float(prompt_logits.std()))
+    wrong = sum(_wrong_picks(ours, golden, 2 * allowed) for ours, golden in pairs.values())
+    return TrunkCheck(errors, allowed, wrong, agreed, expected)
+
+
+def load_answers(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays beside a trunk file. Raises `UsageError` where one is missing."""
+    answers = path.with_suffix(".npz")
+    if not answers.exists():
+        raise UsageError(f"{answers}: missing, it holds the answers for {path.name}")
+    with np.load(answers, allow_pickle=False) as file:
+        if missing := [name for name in ARRAYS if name not in file]:
+            raise UsageError(f"{answers}: no array {missing[0]!r}, expected {', '.join(ARRAYS)}")
+        return {name: file[name] for name in ARRAYS}
+
+
+def forward(model: Model, sequences: list[Sequence], tokens: list[list[int]], kept: int | None = None) -> Array:
+    """One forward, of whose rows `kept` (all by default) are committed: logits of all rows [sequences * rows, vocab]."""
+    rows = model.forward(Batch(tuple(sequences), np.array(tokens, np.int32), Want("all")))
+    places = [(sequence, row) for sequence in range(len(tokens)) for row in range(len(tokens[0]))]
+    logits = np.stack([rows.logits(sequence, row) for sequence, row in places])
+    for sequence, row in zip(sequences, tokens, strict=True):
+        sequence.commit(len(row) if kept is None else kept)
+    return logits
+
+
+def _greedy(model: Model, sequence: Sequence, logits: Array, golden: list[int], near_tie: float) -> tuple[int, int]:
+    """Tokens that agree before the first difference, and tokens to compare: those before the first near-tie."""
+    for i, token in enumerate(golden):
+        second, first = np.partition(logits, -2)[-2:]
+        if not first - second >= near_tie:
+            return i, i
+        if int(np.argmax(logits)) != token:
+            return i, len(golden)
+        logits = forward(model, [sequence], [[token]])[0]
+    return len(golden), len(golden)
+
+
+def _wrong_picks(ours: Array, golden: Array, margin: float) -> int:
+    top = np.partition(golden, -2, axis=1)
+    clear = top[:, -1] - top[:, -2] > margin
+    return int(np.sum(clear & (ours.argmax(1) != golden.argmax(1))))
+
+
+def _matrix_types(model: Model) -> set[str]:
+    return {GGML_TYPES[info.type].name for info in model.file.tensors.values() if len(info.shape) > 1}
+
+
+# -- vocab -------------------------------------------------------------------------------------------------------------
+
+
+def vocab_report(name: str, path: Path) -> Report:
+    """Every test string of a vocabulary file through the tokenizer."""
+    from tsgg.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_metadata(read_gguf(path).metadata)
+    cases = vocab_cases(path)
+    wrong = [i for i, (text, ids) in enumerate(cases) if tokenizer.encode(text, add_bos=False, parse_special=False) != ids]
+    detail = f", first difference in string {wrong[0]}: {cases[wrong[0]][0]!r}" if wrong else ""
+    return Report(name, "FAIL" if wrong else "ok", f"{len(cases) - len(wrong)} of {len(cases)} strings agree{detail}")
+
+
+def vocab_cases(path: Path) -> list[tuple[str, list[int]]]:
+    """(text, expected ids) of each case beside a vocabulary file. Raises `UsageError` where the two files disagree."""
+    texts = Path(f"{path}.inp").read_bytes().decode().removesuffix(SEPARATOR).split(SEPARATOR)
+    lines = Path(f"{path}.out").read_bytes().decode().removesuffix("\n").split("\n")
+    if len(lines) != len(texts):
+        raise UsageError(f"{path}.inp has {len(texts)} strings and {path}.out {len(lines)} lines, expected as many")
+    return [(text, [int(word) for word in line.split()]) for text, line in zip(texts, lines, strict=True)]
