@@ -6,7 +6,7 @@ import argparse
 import sys
 from importlib import import_module
 
-from tsgg.errors import TsggError
+from tsgg.errors import TsggError, UsageError
 
 SCENARIOS = {
     "golden": "compare with the golden answers of another engine",
@@ -14,8 +14,8 @@ SCENARIOS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status of the scenario; 2 for wrong arguments, 1 for a `TsggError`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split(":")[0])
+    """Exit status of the scenario; 2 for wrong arguments, 1 for any other `TsggError`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measurements and checks of tsgg.")
     commands = parser.add_subparsers(dest="scenario", required=True, metavar="SCENARIO")
     for name, summary in SCENARIOS.items():
         module = import_module(f"benchmarks.{name}")
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(arguments.run(arguments))
     except TsggError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from tsgg.errors import UnsupportedError
 from tsgg.models.base import Architecture
+from tsgg.models.gemma3 import Gemma3
 from tsgg.models.llama import Llama
 from tsgg.models.qwen3 import Qwen3
 
-from tsgg.errors import UnsupportedError
-
-ARCHITECTURES: dict[str, type[Architecture]] = {cls.name: cls for cls in (Llama, Qwen3)}
+ARCHITECTURES: dict[str, type[Architecture]] = {cls.name: cls for cls in (Gemma3, Llama, Qwen3)}
 
 
 def register(architecture: type[Architecture]) -> None:

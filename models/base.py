@@ -99,6 +99,7 @@ class Architecture(ABC):
     preferred_draft_window: int | None = None  # narrows the default draft window only
     speculation_refusal: str | None = None  # a correctness verdict: why a verify cannot reproduce a decode
     speculation_profitable: bool = True  # a speed verdict
+    softcap: float = 0.0  # c of logits = c tanh(head row / c), applied to the rows that are read; 0 = none
 
     def __init__(self, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> None:
         """Reads hyper-parameters. `tensors` only answers which variant a file is. Raises `ModelFileError`."""

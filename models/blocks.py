@@ -5,13 +5,15 @@ Shapes are in ggml's order: activations {features, rows}.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tsgg.models.base import Step, TensorSpec, Weights
+import numpy as np
 
+from tsgg.errors import ModelFileError
 from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
+from tsgg.models.base import Keys, Step, TensorSpec, Weights
 
 SMALLEST_WEIGHT_SUM = 6.103515625e-5  # the smallest normal half: keeps a router whose picks underflow finite
 
@@ -37,6 +39,13 @@ def swiglu(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor) -> T
     return step.linear(w[f"{prefix}ffn_down.weight"], g.swiglu_split(gate, up), w.get(f"{prefix}ffn_down.bias"))
 
 
+def geglu(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor) -> Tensor:
+    """down . (gelu(gate . x) * (up . x)): `swiglu` with the tanh approximation of GELU. Tensors: `swiglu_specs`."""
+    gate = step.linear(w[f"{prefix}ffn_gate.weight"], x, w.get(f"{prefix}ffn_gate.bias"))
+    up = step.linear(w[f"{prefix}ffn_up.weight"], x, w.get(f"{prefix}ffn_up.bias"))
+    return step.linear(w[f"{prefix}ffn_down.weight"], g.geglu_split(gate, up), w.get(f"{prefix}ffn_down.bias"))
+
+
 def swiglu_specs(prefix: str, embedding: int, width: int, *, biases: bool = False) -> Iterator[TensorSpec]:
     yield TensorSpec(f"{prefix}ffn_gate.weight", (embedding, width))
     yield TensorSpec(f"{prefix}ffn_up.weight", (embedding, width))
@@ -44,6 +53,44 @@ def swiglu_specs(prefix: str, embedding: int, width: int, *, biases: bool = Fals
     if biases:
         for name, size in (("gate", width), ("up", width), ("down", embedding)):
             yield TensorSpec(f"{prefix}ffn_{name}.bias", (size,), "vector", optional=True)
+
+
+def qkv(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
+    """The projections {size, rows} named by `sizes` ("q", "k", "v"), from one tensor each or out of a fused one."""
+    fused = w.get(f"{prefix}attn_qkv.weight")
+    if fused is None:
+        return [step.linear(w[f"{prefix}attn_{n}.weight"], x, w.get(f"{prefix}attn_{n}.bias")) for n in sizes]
+    y = step.linear(fused, x, w.get(f"{prefix}attn_qkv.bias"))
+    parts, offset, stride = [], 0, int(y.nb[1])
+    for size in sizes.values():
+        parts.append(g.cont(g.view(y, (size, step.rows), (stride,), offset * 4)))
+        offset += size
+    return parts
+
+
+def qkv_specs(prefix: str, embedding: int, sizes: Mapping[str, int], *, fused: bool) -> Iterator[TensorSpec]:
+    for name, size in ({"qkv": sum(sizes.values())} if fused else sizes).items():
+        yield TensorSpec(f"{prefix}attn_{name}.weight", (embedding, size))
+        yield TensorSpec(f"{prefix}attn_{name}.bias", (size,), "vector", optional=True)
+
+
+def windowed_layers(keys: Keys, layers: int, period: int | None = None) -> tuple[bool, ...]:
+    """Which layers see a window only, from `attention.sliding_window_pattern`: a bool for each layer, or a period n.
+
+    With a period every n-th layer is full. `period` None: the key is required, and an array (Gemma 4).
+    """
+    name = "attention.sliding_window_pattern"
+    value = keys.metadata.get(f"{keys.arch}.{name}")
+    if isinstance(value, np.ndarray) or period is None:
+        flags = keys.metadata.get_array(f"{keys.arch}.{name}")
+        if flags.dtype.kind not in "biu" or len(flags) != layers:
+            raise ModelFileError(
+                f"{keys.arch}.{name} has {len(flags)} entries of {flags.dtype.name}, expected {layers} bools: "
+                "convert the model again"
+            )
+        return tuple(bool(flag) for flag in flags.tolist())
+    n = keys.integer(name, period, high=1 << 10)
+    return tuple(layer % n < n - 1 for layer in range(layers))
 
 
 def mixture(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor, experts: Experts) -> Tensor:

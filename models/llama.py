@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from tsgg.models import blocks
-from tsgg.models.base import Architecture, Attention, Step, TensorSpec, Weights
-
 from tsgg.errors import ModelFileError
 from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
 from tsgg.gguf import Metadata, TensorInfo
+from tsgg.models import blocks
+from tsgg.models.base import Architecture, Attention, Step, TensorSpec, Weights
 
 
 class Llama(Architecture):

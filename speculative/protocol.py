@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+
     from tsgg.speculative.stats import StepSample
 
 
