@@ -28,10 +28,11 @@ from tsgg.speculative.protocol import Batch, Want
 Array = NDArray[np.float32]
 Answers = Mapping[str, NDArray[Any]]
 
-# Largest error of a logit by the coarsest type among weights and caches, for logits of a standard deviation up to
-# USUAL_DEVIATION; rounding grows with the logits, so it is scaled up beyond.
-TOLERANCE = {"f32": 1e-4, "f16": 2e-2, "bf16": 1.6e-1, "q8_0": 3e-1}
-QUANTIZED = 0.8  # quantized weights: what two correct engines differ by
+# A row's error is the largest difference of a logit. By the coarsest type among weights and caches: what half of the rows
+# must keep to, and what none may exceed (GELU by ggml's table of halves and the picks of a router turn the last bit of an
+# activation into a jump). For logits of a standard deviation up to USUAL_DEVIATION; rounding grows with them beyond.
+TOLERANCE = {"f32": (1e-4, 4e-3), "f16": (2e-2, 1e-1), "bf16": (1.6e-1, 4e-1), "q8_0": (3e-1, 6e-1)}
+QUANTIZED = (0.8, 1.6)  # quantized weights: two correct engines differ by up to 0.8
 USUAL_DEVIATION = 8.0
 NEAR_TIE = 1e-3  # a top-two margin below it may fall either way: the greedy comparison ends there
 KEPT = 3  # drafts of the golden verify that were kept
@@ -105,21 +106,23 @@ def _golden_files(folder: Path) -> list[Path]:
 class TrunkCheck:
     """How one trunk file compares with its golden answers."""
 
-    errors: Mapping[str, float]  # check -> largest difference of a logit
-    allowed: float  # for each of them
+    errors: Mapping[str, tuple[float, float]]  # check -> errors of its median and of its worst row
+    allowed: tuple[float, float]  # for each of them
     wrong_picks: int  # rows whose best token is another, though the golden margin is clear
     agreed: int  # greedy tokens that agree, up to `expected`
     expected: int  # greedy tokens before the first near-tie
 
     @property
     def passed(self) -> bool:
-        within = all(error <= self.allowed for error in self.errors.values())  # false for NaN
+        within = all(e <= limit for pair in self.errors.values() for e, limit in zip(pair, self.allowed, strict=True))
         return within and not self.wrong_picks and self.agreed == self.expected
 
     def __str__(self) -> str:
-        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+        errors = ", ".join(f"{name} {worst:.1e}" for name, (_, worst) in self.errors.items())
+        typical = max(median for median, _ in self.errors.values())
+        limits = f"median row {typical:.1e} of {self.allowed[0]:.1e}, worst row of {self.allowed[1]:.1e}"
         picks = f", {self.wrong_picks} rows with another best token" if self.wrong_picks else ""
-        return f"{errors} (allowed {self.allowed:.1e}){picks}, greedy {self.agreed} of {self.expected}"
+        return f"{limits}: {errors}{picks}, greedy {self.agreed} of {self.expected}"
 
 
 def trunk_report(name: str, path: Path, caches: Sequences[str], device: str) -> Report:
@@ -158,13 +161,14 @@ def check_trunk(path: Path, cache: str, device: str = "cpu") -> TrunkCheck:
 
         first.truncate(0)
         pairs["row by row"] = np.concatenate([forward(model, [first], [[t]]) for t in prompt]), prompt_logits
-        errors = {name: float(np.abs(ours - golden).max()) for name, (ours, golden) in pairs.items()}
+        errors = {name: _row_errors(ours, golden) for name, (ours, golden) in pairs.items()}
         # An error of e in every logit can turn a margin of 2 e round.
-        near_tie = max(NEAR_TIE, 2 * max(errors.values()))
+        near_tie = max(NEAR_TIE, 2 * max(worst for _, worst in errors.values()))
         agreed, expected = _greedy(model, first, pairs["row by row"][0][-1], answers["greedy"].tolist(), near_tie)
         tolerance = max(TOLERANCE.get(kind, QUANTIZED) for kind in (cache, *_matrix_types(model)))
-    allowed = tolerance * max(1.0, float(prompt_logits.std()) / USUAL_DEVIATION)
-    wrong = sum(_wrong_picks(ours, golden, 2 * allowed) for ours, golden in pairs.values())
+    scale = max(1.0, float(prompt_logits.std()) / USUAL_DEVIATION)
+    allowed = tolerance[0] * scale, tolerance[1] * scale
+    wrong = sum(_wrong_picks(ours, golden, 2 * allowed[1]) for ours, golden in pairs.values())
     return TrunkCheck(errors, allowed, wrong, agreed, expected)
 
 
@@ -194,6 +198,12 @@ def forward(model: Model, sequences: list[Sequence], tokens: list[list[int]], ke
     for sequence, row in zip(sequences, tokens, strict=True):
         sequence.commit(len(row) if kept is None else kept)
     return logits
+
+
+def _row_errors(ours: Array, golden: Array) -> tuple[float, float]:
+    """The largest difference of a logit, of the median and of the worst row."""
+    rows = np.abs(ours - golden).max(1)
+    return float(np.median(rows)), float(rows.max())
 
 
 def _greedy(model: Model, sequence: Sequence, logits: Array, golden: list[int], near_tie: float) -> tuple[int, int]:
@@ -227,7 +237,9 @@ def vocab_report(name: str, path: Path) -> Report:
 
     tokenizer = Tokenizer.from_metadata(read_gguf(path).metadata)
     cases = vocab_cases(path)
-    wrong = [i for i, (text, ids) in enumerate(cases) if tokenizer.encode(text, add_bos=False, parse_special=False) != ids]
+    wrong = [
+        i for i, (text, ids) in enumerate(cases) if tokenizer.encode(text, add_bos=False, parse_special=False) != ids
+    ]
     detail = f", first difference in string {wrong[0]}: {cases[wrong[0]][0]!r}" if wrong else ""
     return Report(name, "FAIL" if wrong else "ok", f"{len(cases) - len(wrong)} of {len(cases)} strings agree{detail}")
 

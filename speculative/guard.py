@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tsgg.speculative.protocol import Sampler, Sequence
+from tsgg.errors import TsggError
+from tsgg.speculative.protocol import CommittedRows, Draft, DraftContext, Sampler, Sequence, Speculator
 from tsgg.speculative.stats import SpeculationCounters
 
 log = logging.getLogger("tsgg.speculative")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import windowed
 from tests.tiny_models import TinyLlama, vocabulary, write_tiny
 from tests.trunk_steps import GOLDEN, VERIFY, Array, batch, decode, golden_trunks, same_bits, step
 from tsgg.model import Model
@@ -14,7 +15,15 @@ from tsgg.speculative.protocol import Want
 
 ROWS = (*range(1, 18), 33)
 DEPTHS = (3, 250, 505)  # the two last windows cross a border of the KV buckets, at 256 and 512 cells
-CACHES = [("f16", "f16"), ("f32", "f32"), ("bf16", "bf16"), ("q8_0", "q8_0"), ("f16", "q8_0"), ("q8_0", "f16"), ("f32", "bf16")]
+CACHES = [
+    ("f16", "f16"),
+    ("f32", "f32"),
+    ("bf16", "bf16"),
+    ("q8_0", "q8_0"),
+    ("f16", "q8_0"),
+    ("q8_0", "f16"),
+    ("f32", "bf16"),
+]
 KQUANT = {"embedding": 256, "width": 256, "head_dim": 64}
 SHAPES = {
     "f32": TinyLlama(),
@@ -30,6 +39,7 @@ SHAPES = {
     "iq4_nl tied": TinyLlama(weights="iq4_nl", table="iq4_nl", tied=True),
     "q4_K": TinyLlama(weights="q4_K", **KQUANT),
     "q6_K": TinyLlama(weights="q6_K", table="q6_K", tied=True, **KQUANT),
+    "windows": TinyLlama(layers=3, arch=windowed.TinyWindow.name),
     "experts f32": TinyLlama(experts=6, used=3),
     "experts f16": TinyLlama(experts=4, weights="f16"),
     "experts q4_0 repacked": TinyLlama(experts=4, weights="q4_0"),

@@ -1,6 +1,6 @@
 """Tiny llama files with seeded random weights and a byte-level tokenizer: what tests run on where no model is at hand.
 
-    path = write_tiny(tmp_path / "tiny.gguf", TinyLlama(experts=4, weights="q8_0"))
+path = write_tiny(tmp_path / "tiny.gguf", TinyLlama(experts=4, weights="q8_0"))
 """
 
 from __future__ import annotations

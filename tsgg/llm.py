@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
-from tsgg.chat import ChatTemplate
+from tsgg.chat import ChatTemplate, ReasoningSplitter
 from tsgg.errors import UsageError
 from tsgg.generation import Generation
 from tsgg.model import Model
@@ -20,6 +20,7 @@ from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution
 from tsgg.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -115,6 +116,66 @@ class LLM:
 
         return chunks()
 
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+        template: Mapping[str, Any] | None = None,
+        speculation: object = ...,
+        **keywords: Any,
+    ) -> ChatResult: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+        template: Mapping[str, Any] | None = None,
+        speculation: object = ...,
+        **keywords: Any,
+    ) -> Iterator[ChatChunk]: ...
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+        template: Mapping[str, Any] | None = None,
+        speculation: object = ...,
+        **keywords: Any,
+    ) -> ChatResult | Iterator[ChatChunk]:
+        """The assistant's turn after `messages` ({"role", "content"} each), by the file's chat template.
+
+        `tools`, `enable_thinking` and the entries of `template` reach the template; tool calls in the answer are not
+        parsed. What stands in <think> tags is `reasoning_content`. Raises `UsageError` for a model without a template.
+        """
+        if self.template is None:
+            raise UsageError(f"{self.model.file.paths[0].name} has no chat template: use generate() with a plain prompt")
+        text = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **(template or {}))
+        ids = self.template.encode(self.tokenizer, text)
+        parsed = SamplingParams.parse(params, **keywords)
+        chunks = self._chat(ids, parsed, speculation, ReasoningSplitter(text))
+        if stream:
+            return chunks
+        content, reasoning = [], []
+        for chunk in chunks:
+            content.append(chunk.content)
+            reasoning.append(chunk.reasoning_content)
+        assert self.last is not None
+        return ChatResult("assistant", "".join(content), "".join(reasoning) or None, self.last)
+
     def tokenize(self, text: str, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
         """Token ids of a text. `add_bos` None follows the file's rule."""
         return self.tokenizer.encode(text, add_bos, parse_special)
@@ -146,6 +207,17 @@ class LLM:
         if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and all(_is_id(item) for item in prompt):
             return [int(item) for item in prompt]
         raise UsageError(f"a prompt is a text, a list of texts or a list of token ids, got {type(prompt).__name__}")
+
+    def _chat(
+        self, ids: list[int], params: SamplingParams, speculation: object, splitter: ReasoningSplitter
+    ) -> Iterator[ChatChunk]:
+        with self._running(ids, params, speculation) as generation:
+            for chunk in generation:
+                content, reasoning = splitter.push(chunk.text)
+                if chunk.finish_reason is not None:
+                    rest = splitter.flush()
+                    content, reasoning = content + rest[0], reasoning + rest[1]
+                yield ChatChunk(content, reasoning, chunk)
 
     def _execution(self, options: SpeculationOptions) -> SpeculativeExecution:
         """One execution per set of options, so that its counters and costs carry over between calls."""

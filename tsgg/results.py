@@ -86,7 +86,7 @@ class ChatResult:
 
 @dataclass(frozen=True, slots=True)
 class ChatChunk:
-    """One streamed token of a turn; exactly one of the two texts can be non-empty."""
+    """One streamed token of a turn: what it added to the answer and to the reasoning before it."""
 
     content: str
     reasoning_content: str

@@ -75,8 +75,11 @@ class KVArena:
         return self._buckets[bisect_left(self._buckets, min(length, self.cells))]
 
     def reachable(self, length: int, highest: int) -> bool:
-        """Whether a sequence whose rows were written up to `highest` (exclusive) can go on from `length` tokens."""
-        return not self.window or length - self.window + 1 > highest - 1 - self.cells or highest <= self.cells
+        """Whether a sequence whose rows were written up to `highest` (exclusive) can go on from `length` tokens.
+
+        A ring holds the positions `highest - cells` and later; the row at `length` sees a window that ends with itself.
+        """
+        return not self.window or highest <= self.cells or length + 1 - self.window >= highest - self.cells
 
     def close(self) -> None:
         self.tensors.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
+from tsgg.errors import UsageError
 from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Device
@@ -42,6 +44,17 @@ class Memory:
     def reachable(self, length: int, highest: int) -> bool:
         """Whether every arena still holds what a sequence needs to go on from `length`; see `KVArena.reachable`."""
         return all(arena.reachable(length, highest) for arena in self.arenas.values())
+
+    def check_run(self, length: int, highest: int, rows: int) -> None:
+        """Raises `UsageError` where `rows` behind `length` tokens overwrite window cells that the first of them still reads.
+
+        Up to LARGEST_RUN rows never do, and after them every rollback is possible.
+        """
+        if not self.reachable(length, max(highest, length + rows)):
+            raise UsageError(
+                f"{rows} rows in one forward overwrite what this model's sliding window still reads: "
+                f"forward at most {LARGEST_RUN} at a time"
+            )
 
     def step(self, g: GraphBuilder, first: int, sequences: int, rows: int, buckets: tuple[int, ...]) -> MemoryStep:
         steps = {
@@ -82,6 +95,11 @@ def memory_bytes(layers: Sequences[Attention], context: int, slots: int, type_k:
         for members, cells in _group(layers, context).values()
         for layer in members.values()
     )
+
+
+def full_memory_bytes(layers: Sequences[Attention], context: int, slots: int, type_k: str, type_v: str) -> int:
+    """What `memory_bytes` would be if layers with a window kept every position too: what the rings save."""
+    return memory_bytes([replace(layer, window=0) for layer in layers], context, slots, type_k, type_v)
 
 
 def _group(layers: Sequences[Attention], context: int) -> dict[str, tuple[dict[int, Attention], int]]:

@@ -60,7 +60,10 @@ class Sequence:
         return len(self.tokens)
 
     def check_room(self, rows: int) -> None:
-        """Raises `ContextFullError` when `rows` more do not fit, `TsggError` on a sequence that was given back."""
+        """Raises `ContextFullError` when `rows` more do not fit, `TsggError` on a sequence that was given back.
+
+        `UsageError` where so many at once would overwrite sliding-window cells that the first of them still reads.
+        """
         if self.closed:
             raise TsggError("this sequence was released: take a new one from the model")
         if rows > self.left:
@@ -68,6 +71,7 @@ class Sequence:
                 f"context full: {self.length} of {self.capacity} positions are used and {rows} more were asked for; "
                 "load the model with a larger n_ctx or shorten the prompt"
             )
+        self._memory.check_run(len(self.tokens), self._highest, rows)
 
 
 class Slots:

@@ -1,0 +1,146 @@
+"""Trunks and vocabularies against the golden answers of another engine: the checks of `python -m benchmarks golden`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.golden import Report, check_trunk, vocab_report
+from tests.tiny_models import TinyLlama, write_tiny
+from tests.trunk_steps import GOLDEN, decode, step
+from tsgg.gguf import read_gguf
+from tsgg.model import Model
+from tsgg.models import ARCHITECTURES
+
+TRUNKS = sorted(path.stem for path in (GOLDEN / "trunks").glob("*.gguf"))
+VOCABULARIES = sorted(path.name for path in (GOLDEN / "vocab").glob("*.gguf"))
+
+
+@pytest.mark.parametrize("cache", ["f32", "f16"])
+@pytest.mark.parametrize("name", TRUNKS)
+def test_logits_and_greedy_stream_agree_with_the_golden_trunk(golden_dir: Path, name: str, cache: str) -> None:
+    path = golden_dir / "trunks" / f"{name}.gguf"
+    architecture = read_gguf(path).architecture
+    if architecture not in ARCHITECTURES:
+        pytest.skip(f"architecture {architecture} not implemented")
+    check = check_trunk(path, cache)
+    assert check.passed, str(check)
+    assert check.agreed > 0
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_every_golden_string_is_tokenized_alike(golden_dir: Path, name: str) -> None:
+    report = vocab_report(name, golden_dir / "vocab" / name)
+    assert report.status == "ok", report.details
+
+
+# -- the tool itself ---------------------------------------------------------------------------------------------------
+
+
+def write_golden(folder: Path) -> Path:
+    """A golden trunk made by this engine one row at a time, so that the checks have something to agree with."""
+    (folder / "trunks").mkdir(parents=True)
+    path = write_tiny(folder / "trunks" / "tiny.gguf", TinyLlama())
+    tokens = np.random.default_rng(0).integers(0, 256, 43).astype(np.int32)
+    prompt, draft, after = tokens[:32], tokens[32:40], tokens[40:]
+    with Model(path, n_ctx=256, cache_type_k="f32", cache_type_v="f32") as model:
+        sequence = model.new_sequence()
+        arrays = {"prompt_logits": decode(model, sequence, prompt.tolist())}
+        arrays["draft_logits"] = decode(model, sequence, draft.tolist())
+        sequence.truncate(35)
+        arrays["after_rollback_logits"] = decode(model, sequence, after.tolist())
+        sequence.truncate(32)
+        logits, greedy = arrays["prompt_logits"][-1], []
+        for _ in range(8):
+            greedy.append(int(np.argmax(logits)))
+            logits = step(model, sequence, greedy[-1:])[0]
+    np.savez(path.with_suffix(".npz"), prompt=prompt, draft=draft, next=after, greedy=np.int32(greedy), **arrays)
+    return path
+
+
+def change(path: Path, **arrays: np.ndarray) -> None:
+    """Replaces arrays of a trunk's answers."""
+    answers = path.with_suffix(".npz")
+    with np.load(answers) as file:
+        merged = {**file, **arrays}
+    np.savez(answers, **merged)
+
+
+def golden(*arguments: str | Path) -> int:
+    return main(["golden", *map(str, arguments)])
+
+
+def test_the_tool_passes_what_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_golden(tmp_path)
+    assert golden(tmp_path) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("ok") and "trunks/tiny.gguf" in line and "greedy 8 of 8; f16 cache" in line
+
+
+@pytest.mark.parametrize("name", ["prompt_logits", "draft_logits", "after_rollback_logits"])
+def test_the_tool_fails_one_wrong_logit_in_any_array(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = write_golden(tmp_path)
+    with np.load(path.with_suffix(".npz")) as file:
+        array = file[name]
+    array[-1, 7] += 0.01
+    change(path, **{name: array})
+    assert golden(tmp_path, "--cache", "f32") == 1
+    assert "FAIL trunks/tiny.gguf" in capsys.readouterr().out
+
+
+def test_the_tool_fails_another_greedy_stream_and_nan(tmp_path: Path) -> None:
+    path = write_golden(tmp_path)
+    with np.load(path.with_suffix(".npz")) as file:
+        greedy, logits = file["greedy"], file["draft_logits"]
+    wrong = greedy.copy()
+    wrong[5] = (wrong[5] + 1) % 256
+    change(path, greedy=wrong)
+    assert golden(tmp_path, "--cache", "f32") == 1
+    change(path, greedy=greedy, draft_logits=np.full_like(logits, np.nan))
+    assert golden(tmp_path, "--cache", "f32") == 1
+
+
+def test_the_tool_checks_everything_else_when_something_is_not_implemented(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_golden(tmp_path)
+    (tmp_path / "heads").mkdir()
+    shutil.copy(path.with_suffix(".npz"), tmp_path / "heads" / "tiny-head.npz")
+    write_tiny(tmp_path / "trunks" / "other.gguf", TinyLlama(arch="no-such"))
+    assert golden(tmp_path) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "not implemented heads/tiny-head.npz",
+        "not implemented trunks/other.gguf",
+        "ok   trunks/tiny.gguf",
+    ]
+    (tmp_path / "trunks" / "other.gguf").unlink()
+    assert golden(tmp_path, "--kinds", "trunks,vocab") == 0
+    (tmp_path / "trunks" / "tiny.npz").unlink()
+    assert golden(tmp_path) == 1  # a failure weighs more than what is missing
+
+
+def test_the_tool_says_what_is_wrong_with_its_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert golden(tmp_path / "absent") == 2
+    assert golden(tmp_path) == 2
+    path = write_golden(tmp_path)
+    assert golden(tmp_path, "--cache", "q9") == 2
+    change(path, next=np.int32([1]))
+    assert golden(tmp_path) == 1
+    path.with_suffix(".npz").write_bytes(b"PK nonsense")
+    assert golden(tmp_path) == 1
+    path.write_bytes(path.read_bytes()[:300])
+    assert golden(tmp_path) == 1
+    printed = capsys.readouterr()
+    for words in ("no such folder", "no golden files", "expected some of f32, f16", "expected (1, 264)", "ModelFileError"):
+        assert words in printed.out + printed.err, words
+
+
+def test_a_report_is_one_line() -> None:
+    assert str(Report("trunks/a.gguf", "ok", "all well")) == "ok   trunks/a.gguf: all well"
