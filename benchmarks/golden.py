@@ -120,7 +120,7 @@ class TrunkCheck:
     def __str__(self) -> str:
         errors = ", ".join(f"{name} {worst:.1e}" for name, (_, worst) in self.errors.items())
         typical = max(median for median, _ in self.errors.values())
-        limits = f"median row {typical:.1e} of {self.allowed[0]:.1e}, worst row of {self.allowed[1]:.1e}"
+        limits = f"median row {typical:.1e} (allowed {self.allowed[0]:.1e}), worst rows (allowed {self.allowed[1]:.1e})"
         picks = f", {self.wrong_picks} rows with another best token" if self.wrong_picks else ""
         return f"{limits}: {errors}{picks}, greedy {self.agreed} of {self.expected}"
 

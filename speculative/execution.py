@@ -99,6 +99,12 @@ class SpeculativeExecution:
         self._clock = clock
         self._requests = 0
 
+    def describe(self) -> str:
+        """What drafts, and how much at most; or why nothing does."""
+        if self._guard is None:
+            return self.counters.dropped or "no speculator"
+        return f"{self._guard.speculator.name}, up to {self._window} tokens per step"
+
     # -- a request comes and goes ------------------------------------------------------------------------------------
 
     def arm(

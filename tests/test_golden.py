@@ -91,6 +91,9 @@ def test_the_tool_fails_one_wrong_logit_in_any_array(
     array[-1, 7] += 0.01
     change(path, **{name: array})
     assert golden(tmp_path, "--cache", "f32") == 1
+    array[-1, 7] -= 0.01
+    change(path, **{name: array + np.float32(3e-4)})  # little, but everywhere
+    assert golden(tmp_path, "--cache", "f32") == 1
     assert "FAIL trunks/tiny.gguf" in capsys.readouterr().out
 
 

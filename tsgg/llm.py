@@ -183,6 +183,10 @@ class LLM:
     def detokenize(self, ids: Sequence[int], skip_special: bool = False) -> str:
         return self.tokenizer.decode(list(ids), skip_special)
 
+    def speculation_report(self) -> str:
+        """What speculation runs by default, or why none does."""
+        return self._execution(self.speculation).describe()
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -129,6 +129,11 @@ class Model:
         ordered = sorted(sizes.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {100 * size / total:.0f} %" for name, size in ordered if size * 200 >= total)
 
+    def draft_heads(self) -> str:
+        """Draft weights that the file itself carries."""
+        blocks = self.file.metadata.get_int(f"{self.arch.name}.nextn_predict_layers", 0)
+        return f"{blocks} NextN block(s)" if blocks else "none in the file"
+
     def graph_bytes(self) -> int:
         """Bytes that cached graphs hold now."""
         return self._forward.graph_bytes()

@@ -1,0 +1,49 @@
+"""`tsgg inspect`: what a file is, what it costs, and what speculation will do with it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tsgg.cli.arguments import add_model, load, print_json
+from tsgg.llm import LLM
+from tsgg.probe import probe_rows
+
+HELP = "show a model's architecture, memory, tokenizer, row exactness and speculation"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with load(arguments) as llm:
+        report = _report(llm)
+    if arguments.json:
+        print_json(report)
+    else:
+        width = max(map(len, report))
+        for name, value in report.items():
+            print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _report(llm: LLM) -> dict[str, Any]:
+    model, tokenizer = llm.model, llm.tokenizer
+    ends = ", ".join(f"{token} {tokenizer.token_text(token)!r}" for token in sorted(tokenizer.end_of_generation))
+    return {
+        "file": str(model.file.paths[0]),
+        "name": str(model.file.metadata.get("general.name", "-")),
+        "architecture": f"{model.arch.name}, {model.arch.layers} layers, embedding {model.arch.embedding}",
+        "weights": model.quant_types(),
+        "context": f"{model.n_ctx} tokens, trained on {model.arch.context}",
+        "device": f"{model.device.name}, {model.n_threads} threads",
+        "memory": str(model.plan),
+        "tokenizer": f"{tokenizer.kind}/{tokenizer.pre or '-'}, {tokenizer.vocab_size} tokens, "
+        f"BOS {'added' if tokenizer.add_bos else 'not added'}",
+        "ends at": ends or "-",
+        "chat template": "yes" if llm.template is not None else "no",
+        "row exactness": str(probe_rows(model)),
+        "draft heads": model.draft_heads(),
+        "speculation": llm.speculation_report(),
+    }
