@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from tsgg.chat import ChatTemplate, ReasoningSplitter
 from tsgg.errors import UsageError
 from tsgg.generation import Generation
 from tsgg.model import Model
 from tsgg.pull import resolve_model
-from tsgg.results import Chunk, GenerationResult
+from tsgg.results import ChatChunk, ChatResult, Chunk, GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.settings import settings
 from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -119,9 +120,15 @@ def read_prompt(text: str | None, file: str | None = None) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout; dataclasses become objects."""
-    print(json.dumps(asdict(value) if is_dataclass(value) and not isinstance(value, type) else value, default=_plain))
+    """One JSON object on stdout; dataclasses and mappings become objects."""
+    print(json.dumps(_plain(value)))
 
 
 def _plain(value: Any) -> Any:
-    return dict(value) if hasattr(value, "keys") else str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
