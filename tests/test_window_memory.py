@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.trunk_steps import Array, decode, differing_cells, same_bits, step
 from tsgg.errors import UsageError
@@ -141,6 +141,12 @@ class History(RuleBasedStateMachine):
         if not reached:
             self.ring.clear()
 
+    @initialize(chunks=st.sampled_from(((3,), (300,), (512, 240), (130, 512, 120), (512, 512, 300))))
+    def prompt(self, chunks: tuple[int, ...]) -> None:
+        """Before, at and past the first wrap of the ring."""
+        for rows in chunks:
+            self.prefill_chunk(rows)
+
     @precondition(lambda self: self.sequence.left >= LARGEST_RUN)
     @rule(rows=st.sampled_from((1, 2, 3, 7, 40, 129, 300, LARGEST_RUN)))
     def prefill_chunk(self, rows: int) -> None:
@@ -161,6 +167,13 @@ class History(RuleBasedStateMachine):
     def truncate(self, share: float, by: int) -> None:
         length = max(0, self.sequence.length - int(share * by))
         self.reached(length, self.sequence.truncate(length))
+
+    @precondition(lambda self: any(position >= RING for position in self.ring.values()))
+    @rule(beyond=st.integers(-2, 1))
+    def truncate_to_the_edge(self, beyond: int) -> None:
+        """To the least length whose window the ring still holds, and near it."""
+        length = max(self.ring.values()) + 1 - RING + WINDOW - 1 + beyond
+        self.reached(min(length, self.sequence.length), self.sequence.truncate(length))
 
     @precondition(lambda self: self.sequence.length > 0)
     @rule(by=st.sampled_from((0, 1, 30, 250, 800)), more=st.integers(1, 60))
@@ -196,7 +209,7 @@ def test_any_history_leaves_what_its_replay_leaves(tiny: Model) -> None:
     run_state_machine_as_test(
         History,
         settings=settings(
-            max_examples=60, stateful_step_count=14, deadline=None, derandomize=True, database=None,
+            max_examples=100, stateful_step_count=16, deadline=None, derandomize=True, database=None,
             suppress_health_check=slow,
         ),
     )  # fmt: skip

@@ -217,6 +217,7 @@ class Forward:
     ) -> None:
         self.arch, self.weights, self.memory, self.backends, self.vocab = arch, weights, memory, backends, vocab
         self.ticket = 0
+        self.closed = False
         self._programs: OrderedDict[Key, StepProgram] = OrderedDict()
 
     def run(self, batch: Batch) -> StepRows:
@@ -224,6 +225,8 @@ class Forward:
 
         Raises `UsageError` (shape, token ids, sequences out of order) or `ContextFullError` before anything is written.
         """
+        if self.closed:
+            raise TsggError("this model was closed: load it again")
         sequences = cast("tuple[Sequence, ...]", batch.sequences)
         rows = np.asarray(batch.tokens).tolist()
         program = self._program(self._check(batch.want, sequences, rows))
@@ -237,6 +240,7 @@ class Forward:
         return sum(program.graph.nbytes for program in self._programs.values())
 
     def close(self) -> None:
+        self.closed = True
         self.ticket += 1
         for program in self._programs.values():
             program.graph.close()

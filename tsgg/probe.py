@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,11 @@ from tsgg.ggml.library import ffi
 from tsgg.gguf import GGML_TYPES
 from tsgg.memory import Memory, Slots
 from tsgg.memory.kv import KVArena, KVInputs, KVStep
-from tsgg.model import Model
 from tsgg.models.base import TensorSpec
 from tsgg.speculative.protocol import Batch, Want
+
+if TYPE_CHECKING:
+    from tsgg.model import Model
 
 Array = NDArray[np.float32]
 
@@ -223,7 +225,8 @@ def _forward(model: Model, backends: tuple[Backend, ...]) -> Exactness:
 
         def run(first: int, count: int) -> Array:
             sequence.truncate(prefix.size + first)
-            rows = forward.run(Batch((sequence,), tokens[:, first : first + count], Want("all")))
+            want = Want("last" if count == 1 else "all")  # what a plain step and a verify ask for
+            rows = forward.run(Batch((sequence,), tokens[:, first : first + count], want))
             sequence.commit(count)
             return np.stack([rows.logits(0, i) for i in range(count)])
 

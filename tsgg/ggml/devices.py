@@ -85,8 +85,8 @@ class Backend:
 
     def __init__(self, device: Device, n_threads: int | None = None) -> None:
         check_process()
-        if n_threads is not None and not 1 <= n_threads <= 512:
-            raise UsageError(f"n_threads is {n_threads}, expected 1 to 512")
+        if n_threads is not None and (type(n_threads) is not int or not 1 <= n_threads <= 512):
+            raise UsageError(f"n_threads is {n_threads!r}, expected 1 to 512")
         self.device = device
         self.n_threads = n_threads or platform.usable_cores()
         self.handle = lib.ggml_backend_dev_init(device.handle, ffi.NULL)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tsgg.errors import OutOfMemoryError, UnsupportedError
+from tsgg.errors import OutOfMemoryError, TsggError, UnsupportedError
 from tsgg.ggml import buffers
 from tsgg.ggml.buffers import F16, F32, I32, I64, Tensor
 from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend
-from tsgg.ggml.library import ffi, lib, text
+from tsgg.ggml.library import check_process, ffi, lib, text
 
 _DTYPES = {F32: np.float32, F16: np.uint16, I32: np.int32, I64: np.int64}  # F16 inputs are masks, written as raw bits
 
@@ -66,7 +66,10 @@ class Graph:
         for tensor, array in self._staged:
             buffers.write(tensor, array)
         if self._scheduler is not None:
-            lib.ggml_backend_sched_graph_compute(self._scheduler, self.builder.graph)
+            check_process()
+            status = lib.ggml_backend_sched_graph_compute(self._scheduler, self.builder.graph)
+            if status != lib.GGML_STATUS_SUCCESS:
+                raise TsggError(f"ggml could not compute on {self.backend.device.name}: status {status}")
         else:
             self.backend.compute(self.builder.graph)
 

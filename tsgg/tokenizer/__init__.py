@@ -1,0 +1,136 @@
+"""Tokenizers from GGUF metadata.
+
+vocab.py        the vocabulary, checked
+pretokenize.py  regexes by name
+special.py      special tokens in a text
+bpe.py, spm.py  merging, by the `tokenizers` and `sentencepiece` libraries
+stream.py       text of tokens as they come
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+from tsgg.errors import ModelFileError, UnsupportedError, UsageError
+from tsgg.gguf import Metadata
+from tsgg.tokenizer.bpe import ByteLevelBPE, CharacterBPE
+from tsgg.tokenizer.special import SpecialTokens
+from tsgg.tokenizer.spm import SentencePieceBPE
+from tsgg.tokenizer.stream import StreamDecoder
+from tsgg.tokenizer.vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Vocabulary, read_vocabulary
+
+__all__ = ["StreamDecoder", "Tokenizer"]
+
+KINDS = ("gpt2", "llama", "gemma4")
+
+
+class Tokenizer:
+    """Text to token ids and back, as the model in the file was trained. Safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary, merger: ByteLevelBPE | CharacterBPE | SentencePieceBPE) -> None:
+        self.vocabulary, self._merger = vocabulary, merger
+        self.kind, self.pre = vocabulary.kind, vocabulary.pre
+        self.vocab_size = len(vocabulary.texts)
+        special = vocabulary.special
+        self.bos, self.eos, self.eot = special["bos"], special["eos"], special["eot"]
+        self.unk, self.pad = special["unk"], special["pad"]
+        self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
+        self.end_of_generation = vocabulary.end_of_generation
+        self.chat_template = vocabulary.chat_template
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_metadata(cls, metadata: Metadata) -> Tokenizer:
+        """Raises `UnsupportedError` for a tokenizer or pre-tokenizer that is not implemented, `ModelFileError`."""
+        kind = metadata.get_str("tokenizer.ggml.model")
+        if kind not in KINDS:
+            raise UnsupportedError(f"tokenizer.ggml.model is {kind!r}, implemented are {', '.join(KINDS)}")
+        vocabulary = read_vocabulary(metadata)
+        if kind == "llama":
+            return cls(vocabulary, SentencePieceBPE(vocabulary))
+        if "tokenizer.ggml.merges" not in metadata:
+            raise ModelFileError(f"tokenizer.ggml.merges is missing: a {kind} tokenizer merges by rank")
+        merger = ByteLevelBPE if kind == "gpt2" else CharacterBPE
+        return cls(vocabulary, merger(vocabulary, metadata))
+
+    def encode(self, text: str, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
+        """Token ids of a text. `add_bos` None follows the file's rule; `parse_special` reads control tokens in the text.
+
+        Raises `UsageError` for text that is not valid Unicode (lone surrogates).
+        """
+        if not text.isascii() and re.search("[\ud800-\udfff]", text):
+            raise UsageError("the text holds lone surrogates: it is not valid Unicode, decode it properly first")
+        ids: list[int] = []
+        if (self.add_bos if add_bos is None else add_bos) and self.bos is not None:
+            ids.append(self.bos)
+        prefix = self.vocabulary.add_space_prefix  # before the first fragment and after every special token
+        for fragment, token in (self._special if parse_special else self._user_defined).split(text):
+            if token is not None:
+                ids.append(token)
+                prefix = self.vocabulary.add_space_prefix
+            else:
+                ids += self._merger.encode(" " + fragment if prefix else fragment)
+                prefix = False
+        if add_bos is None and self.add_eos and self.eos is not None:
+            ids.append(self.eos)
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """Text of tokens; bytes that are no character become U+FFFD. The space that `encode` put in front is taken off."""
+        text = self.decode_bytes(ids, skip_special).decode("utf-8", "replace")
+        return text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
+
+    def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
+        return b"".join(b"" if skip_special and self.is_special(token) else self.token_bytes(token) for token in ids)
+
+    def token_text(self, token: int) -> str:
+        """The token as the file writes it. Raises `UsageError` for an id outside of the vocabulary."""
+        if not 0 <= token < self.vocab_size:
+            raise UsageError(f"token {token} is not in the vocabulary of {self.vocab_size}")
+        return self.vocabulary.texts[token]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for in a text."""
+        found = self._bytes.get(token)
+        if found is None:
+            text, kind = self.token_text(token), self.vocabulary.types[token]
+            if kind == BYTE:
+                found = _byte(text)
+            elif kind in (NORMAL, UNUSED):
+                found = self._merger.decode(text)
+            else:
+                found = text.encode("utf-8", "surrogateescape")
+            self._bytes[token] = found
+        return found
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is a control mark, not text."""
+        return self.vocabulary.types[token] in (CONTROL, UNKNOWN)
+
+    def stream(self, skip_special: bool = True) -> StreamDecoder:
+        """A decoder for tokens as they are generated; control tokens have no text unless asked for."""
+
+        def visible(token: int) -> bytes:
+            return b"" if skip_special and self.is_special(token) else self.token_bytes(token)
+
+        return StreamDecoder(visible)
+
+    @cached_property
+    def _special(self) -> SpecialTokens:
+        return SpecialTokens(self.vocabulary.split_texts(control=True))
+
+    @cached_property
+    def _user_defined(self) -> SpecialTokens:
+        ends = self.end_of_generation  # an end mark is control, whatever type the file gives it
+        texts = self.vocabulary.split_texts(control=False)
+        return SpecialTokens({text: token for text, token in texts.items() if token not in ends})
+
+
+def _byte(text: str) -> bytes:
+    """The byte of `<0xXX>`."""
+    try:
+        return bytes((int(text[3:5], 16),))
+    except ValueError:
+        raise ModelFileError(f"token {text!r} has type byte, expected a text like <0x0A>") from None

@@ -1,0 +1,144 @@
+"""A file's vocabulary, checked: token texts, their types and scores, special ids and the end-of-generation set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tsgg.errors import ModelFileError
+from tsgg.gguf import Metadata
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+MAX_TOKENS = 1 << 24
+
+# Texts that mark the end of an answer whatever the file's ids say: converters often name only one of them.
+END_TEXTS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+    "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+)  # fmt: skip
+# The first that is found: fill-in-the-middle markers between files and repositories end an answer too.
+MIDDLE_TEXTS = (
+    ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    ("<|file_sep|>",),
+)
+MIDDLE_KEYS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Everything about tokens that a file says. `texts[id]` is in the file's own encoding (see the tokenizer's kind)."""
+
+    kind: str  # tokenizer.ggml.model
+    pre: str  # tokenizer.ggml.pre, "" when absent
+    texts: list[str]
+    types: list[int]
+    scores: list[float]  # empty when the file has none
+    ids: dict[str, int]
+    special: dict[str, int | None]  # bos, eos, eot, eom, unk, pad
+    end_of_generation: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    chat_template: str | None
+
+    def split_texts(self, control: bool) -> dict[str, int]:
+        """Tokens that are cut out of a text before anything else: user-defined ones, and on request the control ones."""
+        wanted = (USER_DEFINED, CONTROL, UNKNOWN) if control else (USER_DEFINED,)
+        types = self.types
+        return {text: i for i, text in enumerate(self.texts) if types[i] in wanted and text}
+
+
+def read_vocabulary(metadata: Metadata) -> Vocabulary:
+    """Reads `tokenizer.*`. Raises `ModelFileError` for metadata that contradicts itself."""
+    texts = metadata.get_strings("tokenizer.ggml.tokens")
+    count = len(texts)
+    if not 0 < count <= MAX_TOKENS:
+        raise ModelFileError(f"tokenizer.ggml.tokens has {count} entries, expected 1 to {MAX_TOKENS}")
+    ids = {text: i for i, text in enumerate(texts)}
+    if len(ids) != count:
+        raise ModelFileError(f"tokenizer.ggml.tokens holds {count - len(ids)} texts twice: ids would be ambiguous")
+    types = _per_token(metadata, "token_type", count, "iu") or [NORMAL] * count
+    kind = metadata.get_str("tokenizer.ggml.model")
+    pre = metadata.get_str("tokenizer.ggml.pre", "")
+    special = {name: _special(metadata, name, key, count) for name, key in _SPECIAL_KEYS.items()}
+    if kind == "llama":  # SentencePiece's defaults
+        for name, default in (("bos", 1), ("eos", 2), ("unk", 0)):
+            if f"tokenizer.ggml.{_SPECIAL_KEYS[name]}" not in metadata and default < count:
+                special[name] = default
+    sentence_piece = kind == "llama"
+    bos_default = sentence_piece or kind == "gemma4" or pre in BOS_BY_DEFAULT
+    add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token", bos_default)
+    return Vocabulary(
+        kind=kind,
+        pre=pre,
+        texts=texts,
+        types=types,
+        scores=_per_token(metadata, "scores", count, "f") or [],
+        ids=ids,
+        special=special,
+        end_of_generation=_ends(metadata, ids, special),
+        add_bos=add_bos or kind == "gemma4",  # files of this family say false and mean true
+        add_eos=metadata.get_bool("tokenizer.ggml.add_eos_token", False),
+        add_space_prefix=metadata.get_bool("tokenizer.ggml.add_space_prefix", sentence_piece),
+        chat_template=metadata.get_str("tokenizer.chat_template", None),
+    )
+
+
+BOS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
+
+_SPECIAL_KEYS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "eot": "eot_token_id",
+    "eom": "eom_token_id",
+    "unk": "unknown_token_id",
+    "pad": "padding_token_id",
+}
+_EOT_TEXTS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>",
+    "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+)  # fmt: skip
+
+
+def _special(metadata: Metadata, name: str, key: str, count: int) -> int | None:
+    full = f"tokenizer.ggml.{key}"
+    if full not in metadata:
+        return None
+    token = metadata.get_int(full)
+    if token == 0xFFFFFFFF or token == -1:  # a converter's "none"
+        return None
+    if not 0 <= token < count:
+        raise ModelFileError(f"{full} is {token}, but the vocabulary has {count} tokens")
+    return token
+
+
+def _ends(metadata: Metadata, ids: dict[str, int], special: dict[str, int | None]) -> frozenset[int]:
+    if special["eot"] is None:
+        special["eot"] = min((ids[text] for text in _EOT_TEXTS if text in ids), default=None)
+    if special["eom"] is None:
+        special["eom"] = ids.get("<|eom_id|>")
+    ends = {special["eos"], special["eot"], special["eom"]}
+    ends |= {ids[text] for text in END_TEXTS if text in ids}
+    for key, texts in zip(MIDDLE_KEYS, MIDDLE_TEXTS, strict=True):
+        token = _special(metadata, key, key, len(ids))
+        if token is None:
+            token = min((ids[text] for text in texts if text in ids), default=None)
+        ends.add(token)
+    if "<|tool_response>" in ids and "</s>" in ids and ids["</s>"] != special["eos"]:
+        ends.discard(ids["</s>"])  # there `</s>` is an HTML tag
+    return frozenset(token for token in ends if token is not None)
+
+
+def _per_token(metadata: Metadata, name: str, count: int, kinds: str) -> list[Any] | None:
+    full = f"tokenizer.ggml.{name}"
+    if full not in metadata:
+        return None
+    array = metadata.get_array(full)
+    if len(array) != count or np.asarray(array).dtype.kind not in kinds:
+        raise ModelFileError(f"{full} has {len(array)} entries, expected a number for each of {count} tokens")
+    values: list[Any] = np.asarray(array).tolist()
+    return values
