@@ -106,6 +106,8 @@ class Architecture(ABC):
         self.keys = Keys(metadata, self.name)
         self.context = self.keys.integer("context_length", high=1 << 31)
         self.embedding = self.keys.integer("embedding_length", high=1 << 20)
+        table = tensors.get("token_embd.weight")
+        self.vocab = table.shape[-1] if table is not None else 0  # tokens; head and bias are declared with as many rows
         blocks = self.keys.integer("block_count", high=MAX_LAYERS)
         self.layers = blocks - self.keys.integer("nextn_predict_layers", 0, low=0, high=blocks - 1)
         self.eps = self.keys.number("attention.layer_norm_rms_epsilon", high=1.0)

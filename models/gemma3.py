@@ -64,7 +64,7 @@ class Gemma3(Architecture):
         e, d = self.embedding, self.head_dim
         yield TensorSpec("token_embd.weight", (e, 0), "table")
         yield TensorSpec("output_norm.weight", (e,), "vector")
-        yield TensorSpec("output.weight", (e, 0), optional=True)
+        yield TensorSpec("output.weight", (e, self.vocab), optional=True)
         for layer in range(self.layers):
             p = f"blk.{layer}."
             yield from blocks.qkv_specs(p, e, self.projections, fused=self.fused_qkv)

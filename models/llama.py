@@ -60,8 +60,8 @@ class Llama(Architecture):
         e, d = self.embedding, self.head_dim
         yield TensorSpec("token_embd.weight", (e, 0), "table")
         yield TensorSpec("output_norm.weight", (e,), "vector")
-        yield TensorSpec("output.weight", (e, 0), optional=True)
-        yield TensorSpec("output.bias", (0,), "vector", optional=True)
+        yield TensorSpec("output.weight", (e, self.vocab), optional=True)
+        yield TensorSpec("output.bias", (self.vocab,), "vector", optional=True)
         if not self.neox:
             yield TensorSpec("rope_freqs.weight", (self.rope.dims // 2,), "vector", optional=True)
         for layer in range(self.layers):

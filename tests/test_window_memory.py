@@ -141,9 +141,9 @@ class History(RuleBasedStateMachine):
         if not reached:
             self.ring.clear()
 
-    @initialize(chunks=st.sampled_from(((3,), (300,), (512, 240), (130, 512, 120), (512, 512, 300))))
+    @initialize(chunks=st.sampled_from(((512, 512, 300), (130, 512, 120), (512, 240), (3,))))
     def prompt(self, chunks: tuple[int, ...]) -> None:
-        """Before, at and past the first wrap of the ring."""
+        """Past the wrap of the ring, at it, before it."""
         for rows in chunks:
             self.prefill_chunk(rows)
 
@@ -209,7 +209,7 @@ def test_any_history_leaves_what_its_replay_leaves(tiny: Model) -> None:
     run_state_machine_as_test(
         History,
         settings=settings(
-            max_examples=100, stateful_step_count=16, deadline=None, derandomize=True, database=None,
+            max_examples=60, stateful_step_count=16, deadline=None, derandomize=True, database=None,
             suppress_health_check=slow,
         ),
     )  # fmt: skip
