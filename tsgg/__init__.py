@@ -1,8 +1,8 @@
 """GGUF language models on unpatched ggml, made faster by speculative decoding.
 
-    from tsgg import LLM
-    with LLM("model.gguf") as llm:
-        print(llm.generate("The capital of France is", max_tokens=16).text)
+from tsgg import LLM
+with LLM("model.gguf") as llm:
+    print(llm.generate("The capital of France is", max_tokens=16).text)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tsgg import process as _process  # noqa: F401  before any native library loads
 from tsgg.errors import (
     ContextFullError,
     ModelFileError,

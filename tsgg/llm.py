@@ -162,7 +162,9 @@ class LLM:
         parsed. What stands in <think> tags is `reasoning_content`. Raises `UsageError` for a model without a template.
         """
         if self.template is None:
-            raise UsageError(f"{self.model.file.paths[0].name} has no chat template: use generate() with a plain prompt")
+            raise UsageError(
+                f"{self.model.file.paths[0].name} has no chat template: use generate() with a plain prompt"
+            )
         text = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **(template or {}))
         ids = self.template.encode(self.tokenizer, text)
         parsed = SamplingParams.parse(params, **keywords)

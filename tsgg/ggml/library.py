@@ -1,8 +1,7 @@
-"""Loads the extension that holds ggml, once, with what must be true before and after.
+"""Loads the extension that holds ggml, once, and checks it: version, CPU features, the process around it.
 
-Before: GOMP_SPINCOUNT (libgomp's spinning barrier collapses a hundredfold beside a busy process) and
-GGML_NO_BACKTRACE (a failed assert would fork a debugger). After: the version, the CPU features that the build has,
-ggml's log routed into `logging`, and a flag that makes a forked child fail with an error instead of a hang.
+ggml's log is routed into `logging`, and a forked child gets an error instead of a hang. What must be set before the
+libraries load is in `tsgg.process`.
 """
 
 from __future__ import annotations
@@ -10,20 +9,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import platform as _platform
+import platform
 
-from tsgg import platform
+from tsgg import process
 from tsgg.errors import TsggError
 
 GGML_VERSION = "0.15.3"
-SPINCOUNT = "1000"  # long enough to catch the next node's barrier, short enough to give a shared core back
 
 log = logging.getLogger("tsgg.ggml")
-
-_gomp_was_mapped = bool(platform.mapped_libraries("libgomp"))
-_gomp_was_set = "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ
-os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", SPINCOUNT)
 
 try:
     from tsgg._ggml import ffi as ffi  # "as": re-exported
@@ -85,17 +78,17 @@ def _verify() -> None:
     version = text(lib.ggml_version())
     if version != GGML_VERSION:
         raise TsggError(f"the extension holds ggml {version}, tsgg needs {GGML_VERSION}: reinstall tsgg")
-    if _platform.machine().lower() in ("x86_64", "amd64") and "AVX2" not in cpu_features():
+    if platform.machine().lower() in ("x86_64", "amd64") and "AVX2" not in cpu_features():
         log.warning(
             "this build of ggml has no AVX2: decoding will be many times slower. Rebuild tsgg on this machine "
             "(pip install --no-binary tsgg --no-cache-dir tsgg) without SOURCE_DATE_EPOCH in the environment"
         )
-    if _gomp_was_mapped and not _gomp_was_set:
+    if process.gomp_came_too_early:
         log.warning(
             "libgomp was loaded before tsgg, so GOMP_SPINCOUNT=%s comes too late: beside busy processes decoding may "
             "collapse. Import tsgg first, or set GOMP_SPINCOUNT=%s in the environment",
-            SPINCOUNT,
-            SPINCOUNT,
+            process.SPINCOUNT,
+            process.SPINCOUNT,
         )
 
 
