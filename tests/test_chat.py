@@ -1,0 +1,121 @@
+"""Chat templates: what they may see, what they may do, and how an answer is split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_vocab import byte_level_metadata
+from tsgg.chat import ChatTemplate, ReasoningSplitter
+from tsgg.errors import ModelFileError, TsggError, UsageError
+from tsgg.gguf import read_gguf
+from tsgg.tokenizer import Tokenizer
+
+USER = [{"role": "user", "content": "Hi"}]
+SMOLLM2_CHAT = [
+    1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2, 198, 1,
+    4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198,
+]  # fmt: skip
+
+
+def test_the_template_of_smollm2_gives_the_reference_ids(smollm2_path: Path) -> None:
+    tokenizer = Tokenizer.from_metadata(read_gguf(smollm2_path).metadata)
+    template = ChatTemplate.from_tokenizer(tokenizer)
+    assert template is not None
+    text = template.render([{"role": "user", "content": "What is the capital of France?"}])
+    assert template.encode(tokenizer, text) == SMOLLM2_CHAT
+
+
+def test_bos_is_not_doubled() -> None:
+    values = dict(byte_level_metadata()) | {"tokenizer.ggml.add_bos_token": True}
+    values["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}"
+    tokenizer = Tokenizer.from_metadata(type(byte_level_metadata())(values))
+    template = ChatTemplate.from_tokenizer(tokenizer)
+    assert template is not None
+    ids = template.encode(tokenizer, template.render(USER))
+    assert ids.count(tokenizer.bos or -1) == 1 and ids[0] == tokenizer.bos
+    assert template.encode(tokenizer, "Hi")[0] == tokenizer.bos
+
+
+def test_keywords_tools_and_thinking_reach_the_template() -> None:
+    template = ChatTemplate("{{ enable_thinking }} {{ mood }} {{ tools | tojson }} {{ add_generation_prompt }}")
+    text = template.render(USER, tools=[{"name": "a<b"}], enable_thinking=False, mood="calm")
+    assert text == 'False calm [{"name": "a<b"}] True'
+
+
+def test_tojson_keeps_order_and_characters() -> None:
+    template = ChatTemplate("{{ value | tojson }}|{{ value | tojson(indent=1) }}")
+    assert template.render(USER, value={"b": "é&", "a": 1}) == '{"b": "é&", "a": 1}|{\n "b": "é&",\n "a": 1\n}'
+
+
+def test_strftime_now_and_loop_controls_work() -> None:
+    assert len(ChatTemplate("{{ strftime_now('%Y') }}").render(USER)) == 4
+    assert (
+        ChatTemplate("{% for i in [1,2,3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render(USER)
+        == "1"
+    )
+
+
+def test_content_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": parts}]) == "ab"
+
+
+def test_the_templates_own_refusal_is_passed_on() -> None:
+    with pytest.raises(UsageError, match="roles must alternate"):
+        ChatTemplate("{{ raise_exception('roles must alternate') }}").render(USER)
+
+
+def test_a_broken_template_is_refused_when_it_is_read() -> None:
+    with pytest.raises(ModelFileError, match="broken"):
+        ChatTemplate("{% for %}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{% set x = messages.append(1) %}{{ messages | length }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ lipsum.__globals__.os }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
+    with pytest.raises(TsggError):
+        ChatTemplate(source).render(USER)
+
+
+@pytest.mark.parametrize(
+    "messages", ["Hi", [], {}, [1], [{"role": 1, "content": "x"}], [{"role": "user"}], [{"role": "user", "content": 3}],
+                 [{"role": "user", "content": [{"type": "image"}]}]],
+)  # fmt: skip
+def test_messages_of_the_wrong_shape_are_usage_errors(messages: object) -> None:
+    with pytest.raises(UsageError):
+        ChatTemplate("x").render(messages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "content", "reasoning"),
+    [
+        ("", "plain < text", "plain < text", ""),
+        ("", "<think>\nwhy\n</think>\n\nso", "so", "why"),
+        ("assistant\n<think>\n", "why\nnot</think>so", "so", "why\nnot"),
+        ("", "a <think>b</think>", "a <think>b</think>", ""),
+        ("", "<think>never closed </thin", "", "never closed </thin"),
+        ("", "<thi", "<thi", ""),
+        ("", "\n<think>a</think>b", "b", "a"),
+    ],
+)
+def test_reasoning_is_split_the_same_whatever_the_pieces(
+    prompt: str, answer: str, content: str, reasoning: str
+) -> None:
+    for size in (1, 2, 3, 7, len(answer)):
+        splitter = ReasoningSplitter(prompt)
+        pieces = [splitter.push(answer[i : i + size]) for i in range(0, len(answer), size)]
+        pieces.append(splitter.flush())
+        assert "".join(piece[0] for piece in pieces) == content
+        assert "".join(piece[1] for piece in pieces) == reasoning

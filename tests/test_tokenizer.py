@@ -1,0 +1,183 @@
+"""Tokenizers against the ids of another engine, and the rules that no golden file shows."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_vocab import byte_level_metadata, sentencepiece_metadata
+from tsgg.errors import ModelFileError, TsggError, UnsupportedError, UsageError
+from tsgg.gguf import Metadata, read_gguf
+from tsgg.tokenizer import Tokenizer
+from tsgg.tokenizer.special import SpecialTokens
+
+SMOLLM2_IDS = {
+    "Hello world 1234 it's  two": [19556, 905, 216, 33, 34, 35, 36, 357, 506, 216, 827],
+    "def f(x):\n    return x+1\n\n\n": [1604, 275, 24, 104, 727, 472, 1003, 1792, 27, 33, 16506],
+    "naïve café 日本語 🙂": [3546, 46494, 37366, 17097, 241, 115, 40993, 179, 120, 248, 47526],
+}
+
+
+def golden_vocabularies() -> list[str]:
+    folder = Path(__file__).resolve().parents[2] / "shared" / "golden" / "vocab"
+    return sorted(path.name for path in folder.glob("*.gguf")) or ["absent"]
+
+
+@pytest.mark.parametrize("name", golden_vocabularies())
+def test_every_golden_line_has_the_other_engines_ids(name: str, golden_dir: Path) -> None:
+    path = golden_dir / "vocab" / name
+    tokenizer = Tokenizer.from_metadata(read_gguf(path).metadata)
+    texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
+    for text, line in zip(texts, lines, strict=False):
+        expected = [int(word) for word in line.split()]
+        assert tokenizer.encode(text, add_bos=False, parse_special=False) == expected, text
+
+
+@pytest.mark.parametrize("name", golden_vocabularies())
+def test_random_unicode_survives_a_round_trip(name: str, golden_dir: Path) -> None:
+    tokenizer = Tokenizer.from_metadata(read_gguf(golden_dir / "vocab" / name).metadata)
+    for text in random_texts(2000):
+        ids = tokenizer.encode(text, add_bos=False, parse_special=False)
+        assert tokenizer.decode(ids) == normalised(tokenizer, text)
+
+
+def test_smollm2_gives_the_reference_ids(smollm2_path: Path) -> None:
+    tokenizer = Tokenizer.from_metadata(read_gguf(smollm2_path).metadata)
+    assert {text: tokenizer.encode(text) for text in SMOLLM2_IDS} == SMOLLM2_IDS
+    assert tokenizer.end_of_generation == {0, 2, 4}
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_real_prompts_have_the_other_engines_ids(model: str, golden_dir: Path, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(f"{model}_path")
+    answers = json.loads((golden_dir / "real.json").read_text(encoding="utf-8"))
+    name = next(key for key in answers if key.replace("-", "").startswith(model))
+    tokenizer = Tokenizer.from_metadata(read_gguf(path).metadata)
+    for case in answers[name].values():
+        assert tokenizer.encode(case["text"]) == case["prompt"]
+
+
+@pytest.mark.parametrize("metadata", [byte_level_metadata(), sentencepiece_metadata()], ids=["gpt2", "llama"])
+def test_streamed_text_is_the_text_decoded_at_once(metadata: Metadata) -> None:
+    tokenizer = Tokenizer.from_metadata(metadata)
+    generator = random.Random(1)
+    for _ in range(300):
+        ids = [generator.randrange(tokenizer.vocab_size) for _ in range(generator.randrange(12))]
+        stream = tokenizer.stream(skip_special=False)
+        pieces = [stream.push(token) for token in ids]
+        assert "".join(pieces) + stream.flush() == tokenizer.decode_bytes(ids).decode("utf-8", "replace")
+
+
+def test_a_stream_never_emits_half_a_character() -> None:
+    tokenizer = Tokenizer.from_metadata(byte_level_metadata())
+    stream = tokenizer.stream()
+    ids = tokenizer.encode("é🙂")
+    assert len(ids) == 6  # this vocabulary has bytes only
+    assert [stream.push(token) for token in ids] == ["", "é", "", "", "", "🙂"]
+    assert stream.push(ids[0]) == "" and stream.flush() == "\ufffd"
+
+
+def test_control_tokens_are_read_only_on_request_and_user_defined_ones_always() -> None:
+    tokenizer = Tokenizer.from_metadata(byte_level_metadata())
+    end, user = tokenizer.vocabulary.ids["<|im_end|>"], tokenizer.vocabulary.ids["<tool>"]
+    assert tokenizer.encode("<|im_end|><tool>") == [end, user]
+    plain = tokenizer.encode("<|im_end|><tool>", parse_special=False)
+    assert end not in plain and plain[-1] == user
+
+
+def test_bos_and_eos_follow_the_file_unless_told_otherwise() -> None:
+    values = dict(byte_level_metadata())
+    values |= {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    tokenizer = Tokenizer.from_metadata(Metadata(values))
+    assert tokenizer.encode("a")[0] == tokenizer.bos and tokenizer.encode("a")[-1] == tokenizer.eos
+    assert tokenizer.bos not in tokenizer.encode("a", add_bos=False)
+    assert tokenizer.encode("a", add_bos=True)[0] == tokenizer.bos
+
+
+def test_sentencepiece_merges_the_best_score_first_and_falls_back_to_bytes() -> None:
+    tokenizer = Tokenizer.from_metadata(sentencepiece_metadata())
+    ids = tokenizer.vocabulary.ids
+    assert tokenizer.encode("abc", add_bos=False) == [ids["\u2581"], ids["a"], ids["bc"]]  # "bc" scores above "ab"
+    assert tokenizer.encode("é", add_bos=False) == [ids["\u2581"], ids["<0xC3>"], ids["<0xA9>"]]
+    assert tokenizer.decode(tokenizer.encode("abc é", add_bos=False)) == "abc é"
+
+
+def test_the_longest_special_token_that_starts_first_wins() -> None:
+    special = SpecialTokens({"<a": 1, "<a>": 2, "b": 3, "\n\n": 4, "\n": 5})
+    assert list(special.split("x<a><ab\n\n\ny<")) == [
+        ("x", None), ("<a>", 2), ("<a", 1), ("b", 3), ("\n\n", 4), ("\n", 5), ("y<", None),
+    ]  # fmt: skip
+
+
+def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
+    values = dict(byte_level_metadata()) | {"tokenizer.ggml.pre": "tekken"}
+    with pytest.raises(UnsupportedError, match=r"tekken.*smollm"):
+        Tokenizer.from_metadata(Metadata(values))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer.ggml.model": "bert"},
+        {"tokenizer.ggml.tokens": []},
+        {"tokenizer.ggml.tokens": ["a", "a"]},
+        {"tokenizer.ggml.merges": ["nospace"]},
+        {"tokenizer.ggml.merges": ["x\u0100 nothere"]},
+        {"tokenizer.ggml.merges": None},
+        {"tokenizer.ggml.token_type": [1, 1]},
+        {"tokenizer.ggml.eos_token_id": 99999},
+        {"tokenizer.ggml.bos_token_id": "one"},
+    ],
+)
+def test_contradictory_metadata_is_refused(change: dict[str, object]) -> None:
+    import numpy as np
+
+    values = dict(byte_level_metadata()) | {
+        key: np.array(value, np.int32) if key.endswith("token_type") else value for key, value in change.items()
+    }
+    values = {key: value for key, value in values.items() if value is not None}
+    with pytest.raises(TsggError):
+        Tokenizer.from_metadata(Metadata(values))
+
+
+def test_missing_scores_are_refused() -> None:
+    values = {key: value for key, value in sentencepiece_metadata().items() if not key.endswith("scores")}
+    with pytest.raises(ModelFileError, match="scores"):
+        Tokenizer.from_metadata(Metadata(values))
+
+
+def test_text_that_is_not_unicode_and_ids_outside_are_usage_errors() -> None:
+    tokenizer = Tokenizer.from_metadata(byte_level_metadata())
+    with pytest.raises(UsageError, match="surrogate"):
+        tokenizer.encode("\ud800")
+    with pytest.raises(UsageError, match="vocabulary"):
+        tokenizer.decode([10**6])
+
+
+def random_texts(count: int) -> list[str]:
+    generator = random.Random(7)
+    ranges = [
+        (0x20, 0x7F),
+        (0x20, 0x7F),
+        (0x9, 0xE),
+        (0xA0, 0x250),
+        (0x370, 0x600),
+        (0x4E00, 0x4F00),
+        (0x1F600, 0x1F640),
+    ]
+    texts = []
+    for _ in range(count):
+        low, high = generator.choice(ranges), generator.choice(ranges)
+        texts.append(
+            "".join(chr(generator.randrange(*generator.choice((low, high)))) for _ in range(generator.randrange(30)))
+        )
+    return texts
+
+
+def normalised(tokenizer: Tokenizer, text: str) -> str:
+    """U+2581 stands for a space in some vocabularies; nothing else changes."""
+    return text if tokenizer.kind == "gpt2" else text.replace("\u2581", " ")

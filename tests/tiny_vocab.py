@@ -1,0 +1,49 @@
+"""Tiny vocabularies for tests that run without any model file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tsgg.gguf import Metadata
+from tsgg.tokenizer.bpe import byte_characters
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_level_metadata() -> Metadata:
+    """`gpt2`: the 256 bytes, two merges, ChatML marks (control) and one user-defined token."""
+    characters = sorted(byte_characters(), key=lambda character: byte_characters()[character])
+    marks = ["<|im_start|>", "<|im_end|>", "<tool>"]
+    tokens = [*characters, "th", "the", *marks]
+    types = [1] * (len(tokens) - 3) + [3, 3, 4]
+    return Metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "smollm",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": np.array(types, np.int32),
+            "tokenizer.ggml.merges": ["t h", "th e"],
+            "tokenizer.ggml.bos_token_id": tokens.index("<|im_start|>"),
+            "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
+            "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.chat_template": TEMPLATE,
+        }
+    )
+
+
+def sentencepiece_metadata() -> Metadata:
+    """`llama`: specials, byte tokens, a few letters and two overlapping merges."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "c", "ab", "bc"]
+    types = [2, 3, 3] + [6] * 256 + [1] * 6
+    scores = [0.0] * 259 + [-3.0, -4.0, -5.0, -6.0, -2.0, -1.0]
+    return Metadata(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": np.array(types, np.int32),
+            "tokenizer.ggml.scores": np.array(scores, np.float32),
+        }
+    )
