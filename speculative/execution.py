@@ -1,9 +1,9 @@
 """The draft-verify-accept-commit loop: one implementation for every algorithm and every model, plain decoding included.
 
 One step of a sequence whose memory holds n tokens: the speculator drafts d1..dK to follow `last`; the trunk forwards
-`[last, d1..dK]` at positions n..n+K; the sampler draws row by row and a draft is accepted while the drawn token equals it; the row
-that ends this gives its token for free, and that is the new `last`. Memory keeps `last` and the accepted drafts, and the
-speculator is told of exactly those.
+`[last, d1..dK]` at positions n..n+K; the sampler draws row by row and a draft is accepted while the drawn token equals it;
+the row that ends this gives its token for free, and that is the new `last`. Memory keeps `last` and the accepted drafts, and
+the speculator is told of exactly those.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class SpeculativeExecution:
         """Take a request in, before or after its prefill; the speculator is told of the tokens that memory holds already.
 
         last: the drawn token that is not in memory; to be set on the request later if the prefill is still to come.
-        remaining: tokens still wanted behind `last`, None for no limit. Where the request cannot be armed it decodes plainly and
-        `request.counters.dropped` says why.
+        remaining: tokens still wanted behind `last`, None for no limit. Where the request cannot be armed it decodes plainly
+        and `request.counters.dropped` says why.
         """
         request = SpeculativeRequest(self._requests, sequence, sampler, last, remaining)
         self._requests += 1
@@ -128,7 +128,6 @@ class SpeculativeExecution:
 
     def seed_committed(self, request: SpeculativeRequest) -> None:
         """Open the speculator over the tokens that memory holds; anew if the caller has truncated the sequence since."""
-        request.seen = request.sequence.length
         if self._guard is not None and request.counters.dropped is None:
             self._guard.open(request)
 
@@ -146,10 +145,10 @@ class SpeculativeExecution:
 
         rows, index: the forward that made these tokens and the sequence's place in it, before the trunk's next forward.
         """
-        if request.seen > request.sequence.length:
+        if request.armed and request.seen > request.sequence.length:
             self.seed_committed(request)
-        tokens = request.sequence.tokens[request.seen :]
-        if self._guard is not None and request.armed and tokens:
+        if self._guard is not None and request.armed and request.seen < request.sequence.length:
+            tokens = request.sequence.tokens[request.seen :]
             self._guard.commit(request, tokens, CommittedRows(rows, index, len(tokens)) if rows is not None else None)
 
     def disarm(self, request: SpeculativeRequest) -> None:
@@ -206,12 +205,13 @@ class SpeculativeExecution:
         start = self._clock()
         contexts = [DraftContext(p.request.key, p.request.next_input, p.request.seen, p.window) for p in drafting]
         proposals = self._guard.propose([p.request for p in drafting], contexts)
+        seconds = (self._clock() - start) / len(drafting)
         for plan, proposal in zip(drafting, proposals, strict=True):
             plan.draft, plan.discarded, plan.silence = proposal
-            plan.draft_seconds = (self._clock() - start) / len(drafting)
+            plan.draft_seconds = seconds
 
     def _choose_window(self, request: SpeculativeRequest, sequences: int) -> tuple[int, str]:
-        """Most tokens to draft now, and why none: a verify needs a row for `last` and emits one token more than it accepts."""
+        """Most tokens to draft now, and why none: a verify needs a row for `last`, and emits one more than it accepts."""
         ceiling = min(self._window, self.trunk.context_left(request.sequence) - 1)
         if request.remaining is not None:
             ceiling = min(ceiling, request.remaining - 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tsgg.errors import TsggError
@@ -17,6 +16,7 @@ NO_REASON = "no reason given"
 INVALID = "no valid token in the draft"
 
 Proposal = tuple[tuple[int, ...], int, str]  # tokens to verify, tokens discarded, why there are none
+NOTHING: Proposal = ((), 0, "")
 
 
 @dataclass(slots=True, eq=False)
@@ -63,66 +63,89 @@ class Guard:
 
     def open(self, request: SpeculativeRequest) -> None:
         """Arms the request over the tokens that its memory holds."""
-        request.armed = True
-        if request.sequence.length and not self.speculator.takes_tokens_alone():
-            self._drop([request], "the drafter needs the hidden rows of a prefix that it did not see", logging.INFO)
+        request.armed, request.seen = True, request.sequence.length
+        if request.seen and not self.speculator.takes_tokens_alone():
+            self._drop(request, self._unseen(request.seen))
             return
-        self._call([request], "open", lambda: self.speculator.open(request.key, request.sequence))
-        request.seen = request.sequence.length
+        try:
+            self.speculator.open(request.key, request.sequence)
+        except Exception as error:
+            self._fail(request, "open", error)
 
     def commit(self, request: SpeculativeRequest, tokens: list[int], rows: CommittedRows | None) -> None:
         """Tells the speculator of tokens that now lie in memory; they follow those it was told of before."""
         start = request.seen
         request.seen += len(tokens)
-        self._call([request], "commit", lambda: self.speculator.commit(request.key, tokens, start, rows))
+        if rows is None and not self.speculator.takes_tokens_alone():
+            self._drop(request, self._unseen(len(tokens)))
+            return
+        try:
+            self.speculator.commit(request.key, tokens, start, rows)
+        except Exception as error:
+            self._fail(request, "commit", error)
 
     def propose(self, requests: list[SpeculativeRequest], contexts: list[DraftContext]) -> list[Proposal]:
-        """One proposal per request, cut to what may be verified. One call for all: if it raises, all are dropped."""
-        found: list[Draft] = []
+        """One proposal per request, cut to what may be verified; one call for all.
 
-        def ask() -> None:
-            drafts = self.speculator.propose(contexts)
-            if len(drafts) != len(contexts):
-                raise TsggError(f"{len(drafts)} drafts came back for {len(contexts)} contexts")
-            found.extend(drafts)
-
-        self._call(requests, "propose", ask)
-        proposals: list[Proposal] = []
-        for i, (request, context) in enumerate(zip(requests, contexts, strict=True)):
-            proposal: Proposal = ((), 0, "")
-            if request.armed:
-                checked: list[Proposal] = []
-                self._call([request], "propose", lambda i=i, c=context: checked.append(self._check(found[i], c)))  # type: ignore[misc]
-                proposal = checked[0] if checked else proposal
-            proposals.append(proposal)
-        return proposals
+        Where that call raises, each request is asked for alone, so that only the one at fault is dropped.
+        """
+        try:
+            return self._ask(contexts)
+        except Exception as error:
+            if len(requests) == 1:
+                self._fail(requests[0], "propose", error)
+                return [NOTHING]
+        return [self.propose([request], [context])[0] for request, context in zip(requests, contexts, strict=True)]
 
     def close(self, request: SpeculativeRequest) -> None:
-        """The request leaves or goes on plainly."""
-        self._call([request], "close", lambda: self.speculator.close(request.key))
+        """The request leaves, or goes on plainly."""
         request.armed = False
+        try:
+            self.speculator.close(request.key)
+        except Exception as error:
+            self._report(request, "close", error)
+
+    def _ask(self, contexts: list[DraftContext]) -> list[Proposal]:
+        drafts = self.speculator.propose(contexts)
+        if len(drafts) != len(contexts):
+            raise TsggError(f"{len(drafts)} drafts came back for {len(contexts)} contexts")
+        return [self._check(draft, context) for draft, context in zip(drafts, contexts, strict=True)]
 
     def _check(self, draft: Draft, context: DraftContext) -> Proposal:
         """Cuts a draft at the window and before the first token that the model does not have."""
-        tokens = [operator.index(token) for token in draft.tokens]
-        kept = tokens[: context.window]
-        for i, token in enumerate(kept):
+        kept: list[int] = []
+        for token in draft.tokens[: context.window]:
+            kept.append(operator.index(token))  # a numpy integer too; anything else is the drafter's fault
             if not 0 <= token < self._vocab_size:
-                kept = kept[:i]
+                kept.pop()
                 break
-        silence = "" if kept else (INVALID if tokens else draft.silence or NO_REASON)
-        return tuple(kept), len(tokens) - len(kept), silence
+        discarded = len(draft.tokens) - len(kept)
+        silence = "" if kept else (INVALID if discarded else draft.silence or NO_REASON)
+        return tuple(kept), discarded, silence
 
-    def _call(self, requests: list[SpeculativeRequest], name: str, action: Callable[[], None]) -> None:
+    def _unseen(self, tokens: int) -> str:
+        return f"{self.speculator.name} needs the hidden rows of {tokens} tokens that it did not see"
+
+    def _drop(self, request: SpeculativeRequest, reason: str) -> None:
+        """It cannot serve this request: nobody's fault."""
+        request.counters.dropped = reason
+        log.info("request %d: %s; it goes on plainly", request.key, reason)
+        self._release(request)
+
+    def _fail(self, request: SpeculativeRequest, method: str, error: Exception) -> None:
+        self._report(request, method, error)
+        self._release(request)
+
+    def _report(self, request: SpeculativeRequest, method: str, error: Exception) -> None:
+        reason = f"{self.speculator.name} failed in {method}: {type(error).__name__}: {error}"
+        request.counters.dropped = reason
+        trace = error if log.isEnabledFor(logging.DEBUG) else None
+        log.warning("request %d: %s; it goes on plainly", request.key, reason, exc_info=trace)
+
+    def _release(self, request: SpeculativeRequest) -> None:
+        """Lets a dropped request's state go; the reason is told already, whatever else goes wrong here."""
+        request.armed = False
         try:
-            action()
-        except Exception as error:  # whatever it is: the request's output does not depend on its drafter
-            self._drop(requests, f"{self.speculator.name} failed in {name}: {type(error).__name__}: {error}", logging.WARNING)
-
-    def _drop(self, requests: list[SpeculativeRequest], reason: str, level: int) -> None:
-        armed = [request for request in requests if request.armed]
-        for request in armed:
-            request.armed = False
-            request.counters.dropped = reason
-        if armed:
-            log.log(level, "%s; the request goes on plainly", reason)
+            self.speculator.close(request.key)
+        except Exception:
+            log.debug("request %d: closing after the failure failed too", request.key, exc_info=True)

@@ -1,7 +1,7 @@
-"""Draft by lookup: find where the last few tokens occurred before, propose what followed. Needs no weights, serves every model.
+"""Draft by lookup: find where the last few tokens occurred before, propose what followed. Needs no weights.
 
 Strong where the answer quotes its input (summaries, edits, code, tool loops); on free prose it finds nothing and says so.
-Source of the idea: prompt lookup decoding. Here with a hash index per n-gram order and a bar on the evidence that a draft needs.
+Source of the idea: prompt lookup decoding. Here with a hash index per n-gram order, and a bar on the evidence for a draft.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class NgramSpeculator(Speculator):
         drafts = [self._propose(context) for context in contexts]
         if settings.ngram_debug:
             for context, draft in zip(contexts, drafts, strict=True):
-                log.info("sequence %d at %d: %s", context.key, context.position, draft.silence or f"drafts {draft.tokens}")
+                said = draft.silence or f"drafts {draft.tokens}"
+                log.info("sequence %d at %d: %s", context.key, context.position, said)
         return drafts
 
     def commit(self, key: int, tokens: list[int], start_position: int, rows: CommittedRows | None) -> None:
@@ -125,7 +126,7 @@ class NgramSpeculator(Speculator):
         if start_position != len(history.tokens) and not history.gap:
             history.gap = True
             if settings.ngram_debug:
-                log.info("sequence %d: commit at %d, but the history ends at %d", key, start_position, len(history.tokens))
+                log.info("sequence %d: commit at %d, history ends at %d", key, start_position, len(history.tokens))
         if not history.gap:
             history.extend(tokens)
 

@@ -24,6 +24,7 @@ _ENVIRONMENT = {  # variable -> option
     "TS_SPEC_PMIN": "pmin",
     "TS_SPEC_DRAFT_MODEL": "draft_model",
 }
+_READ_ELSEWHERE = ("TS_SPEC_ADAPTIVE",)  # a switch of `tsgg.settings`, not an option
 _TRUE = ("1", "true", "on", "yes")
 _FALSE = ("0", "false", "off", "no")
 
@@ -52,19 +53,19 @@ class SpeculationOptions:
         if self.pmin is not None and (not _is_real(self.pmin) or not 0.0 <= self.pmin <= 1.0):
             raise UsageError(f"speculation option 'pmin' is {self.pmin!r}; expected a number from 0 to 1")
         if self.draft_model is not None and (not isinstance(self.draft_model, str) or not self.draft_model):
-            raise UsageError(f"speculation option 'draft_model' is {self.draft_model!r}; expected the path of a GGUF file")
+            raise UsageError(f"speculation option 'draft_model' is {self.draft_model!r}; expected a path")
         if self.draft_model is not None and self.type != AUTO and not REGISTRY.requires_draft_head(self.type):
             raise UsageError(
                 f"speculation type {self.type!r} uses no drafter weights, but draft_model is {self.draft_model!r}; "
-                f"leave one of the two out"
+                "leave one of the two out"
             )
 
     @classmethod
     def parse(cls, value: object = None, base: SpeculationOptions | None = None) -> SpeculationOptions:
         """Options from what an API caller passed, on top of `base` (the environment's; default: off).
 
-        None keeps `base`; True and False switch; a string names a type ("off" switches off); a mapping sets the fields that it names and
-        enables unless it says otherwise; options are taken as they are.
+        None keeps `base`; True and False switch; a string names a type ("off" switches off); a mapping sets the fields that
+        it names and enables unless it says otherwise; options are taken as they are.
         Raises `UsageError` for anything else, and for unknown keys.
         """
         base = cls() if base is None else base
@@ -78,7 +79,7 @@ class SpeculationOptions:
             return replace(base, enabled=False) if value == "off" else replace(base, enabled=True, type=value)
         if not isinstance(value, Mapping):
             raise UsageError(
-                f"speculation is {value!r}; expected a type name such as 'auto' or 'ngram', 'off', a bool or a mapping of options"
+                f"speculation is {value!r}; expected a type such as 'auto' or 'ngram', 'off', a bool or a mapping of options"
             )
         names = [f.name for f in fields(cls)]
         unknown = [str(key) for key in value if key not in names]
@@ -93,10 +94,10 @@ class SpeculationOptions:
     def from_environment(cls, environment: Mapping[str, str]) -> SpeculationOptions:
         """Options from the `TS_SPEC` and `TS_SPEC_*` variables of a mapping; an empty value counts as not set.
 
-        Naming a type enables speculation unless `TS_SPEC` says otherwise. Raises `UsageError`, naming the variable, for a value that cannot be read
-        and for a `TS_SPEC_*` variable that does not exist (a misspelt one would silently do nothing).
+        Naming a type enables speculation unless `TS_SPEC` says otherwise. Raises `UsageError`, naming the variable, for a
+        value that cannot be read and for a `TS_SPEC_*` variable that does not exist (a misspelt one would do nothing).
         """
-        known = tuple(_ENVIRONMENT)
+        known = (*_ENVIRONMENT, *_READ_ELSEWHERE)
         unknown = [n for n in environment if n.startswith(f"{ENVIRONMENT_PREFIX}_") and n not in known]
         if unknown:
             raise UsageError(f"unknown environment variable {', '.join(unknown)}; valid ones are: {', '.join(known)}")

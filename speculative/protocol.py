@@ -4,8 +4,8 @@ The loop sees a model only as a `Trunk`, a sequence's memory only as a `Sequence
 `Speculator` and drafter weights only as a `DraftHead`. Nothing here knows ggml or a model. A new signal is a new field of
 one of the frozen dataclasses, never a new overload.
 
-Words: a sequence holds n *committed* tokens in memory; its `last` token was drawn but lies in no memory yet. A verify forwards
-`[last, d1..dK]` at positions n..n+K.
+Words: a sequence holds n *committed* tokens in memory; its `last` token was drawn but lies in no memory yet. A verify
+forwards `[last, d1..dK]` at positions n..n+K.
 """
 
 from __future__ import annotations
@@ -144,13 +144,13 @@ class Draft:
     """A guess at what follows `last`."""
 
     tokens: tuple[int, ...] = ()
-    confidences: tuple[float, ...] = ()  # per token: probability of it given that those before it are right; () = unknown
+    confidences: tuple[float, ...] = ()  # per token: its probability if those before it are right; () = unknown
     silence: str = ""  # why there are no tokens: a short fixed phrase, it is counted
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedRows:
-    """The trunk rows of tokens being committed. Read them inside `commit` and copy what is kept: the next forward reuses them."""
+    """The trunk rows of tokens being committed. Read them inside `commit` and copy what is kept: they are reused after it."""
 
     rows: Rows
     sequence: int  # place in the batch
@@ -168,22 +168,23 @@ class CommittedRows:
 class Speculator(ABC):
     """A drafting algorithm, serving many sequences. It is free to be wrong; it must not be slow.
 
-    Its corpus for a sequence is exactly the committed tokens: those found at `open` plus those of each `commit`. It never changes a
-    `Sequence`. Whatever it raises costs one request its speculation and nothing else.
+    Its corpus for a sequence is exactly the committed tokens: those found at `open` plus those of each `commit`. It never
+    changes a `Sequence`. Whatever it raises costs one request its speculation and nothing else.
     """
 
     name: str
     needs_hidden_state: bool = False  # commit is given trunk rows
     taps: tuple[int, ...] = ()  # layers whose entering residuals those rows carry
     handles_own_prefill: bool = False  # reads the prompt by itself, so a prefill chunk need not capture rows for it
-    can_arm_after_prefix_reuse: bool = False  # with needs_hidden_state: bears tokens without their rows all the same (a reused
-    # prefix, parked steps, a gap). Without needs_hidden_state tokens are all it takes, and it can always be armed.
-    default_min_draft_prob: float = 0.0  # confidence gate when the operator names none; each algorithm has its own scale
+    # With needs_hidden_state: bears tokens without their rows all the same (a reused prefix, parked steps, a gap). Without it
+    # tokens are all that a speculator takes, and it can always be armed.
+    can_arm_after_prefix_reuse: bool = False
+    default_min_draft_prob: float = 0.0  # confidence gate when the operator names none, on the algorithm's own scale
     max_draft_tokens: int = 64  # of one proposal
 
     @abstractmethod
     def open(self, key: int, sequence: Sequence) -> None:
-        """Begin (or begin anew) with the tokens that `sequence` holds now. Keep the handle to read memory, never to change it."""
+        """Begin (or begin anew) with the tokens that `sequence` holds now; the handle may be kept for reading."""
 
     @abstractmethod
     def propose(self, contexts: list[DraftContext]) -> list[Draft]:

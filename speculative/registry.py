@@ -40,7 +40,9 @@ class SpeculatorRegistry:
         Raises `UsageError` for a name that is taken.
         """
         if not name or name == AUTO or name in self._entries:
-            raise UsageError(f"speculator name {name!r} is empty, reserved or taken; taken are: {', '.join(self.names())}")
+            raise UsageError(
+                f"speculator name {name!r} is empty, reserved or taken ({', '.join(self.names())}); choose another"
+            )
         self._entries[name] = _Entry(factory, requires_draft_head)
 
     def names(self) -> tuple[str, ...]:
@@ -56,8 +58,8 @@ class SpeculatorRegistry:
     ) -> Speculator | Decline:
         """The speculator called `name` for `trunk`, or why there is none. Raises `UsageError` for an unknown name.
 
-        "auto" takes the first algorithm that serves the loaded drafter weights, else the first that needs none, and heeds the trunk's
-        speed verdict; a name that the operator typed wins over it. Nothing wins over the trunk's correctness verdict.
+        "auto" takes the first algorithm that serves the loaded drafter weights, else the first that needs none, and heeds the
+        trunk's speed verdict; a name that the operator typed wins over it. Nothing wins over its correctness verdict.
         """
         candidates = self._by_preference(head) if name == AUTO else [(name, self._entry(name))]
         if not options.enabled:
@@ -69,7 +71,7 @@ class SpeculatorRegistry:
             if entry.requires_draft_head and head is None:
                 return Decline(
                     f"{candidate} needs drafter weights and none are loaded: the model file carries no draft head and no "
-                    f"drafter file was given; attach one, or choose a type that needs none"
+                    "drafter file was given; attach one, or choose a type that needs none"
                 )
             if name == AUTO and not entry.requires_draft_head and not trunk.speculation_profitable:
                 reasons.append(f"{candidate} would make this model slower; name the type to run it all the same")

@@ -1,4 +1,4 @@
-"""Counters of speculation: one sample per step, a mutable accumulator, a frozen snapshot. One source of truth for every report."""
+"""Counters of speculation: a sample per step, a mutable accumulator, a frozen snapshot. One source for every report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """What one step of one sequence cost and gave. Times of work shared by several sequences are divided evenly among them."""
+    """What one step of one sequence cost and gave. Times of work shared by several sequences are divided among them."""
 
     key: int
     window: int  # draft tokens that were allowed; 0 = none

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,10 +149,10 @@ def random_weights(shape: Shape) -> dict[str, Array]:
     q, kv = shape.heads * d, shape.kv_heads * d
 
     def normal(*size: int) -> Array:
-        return (rng.standard_normal(size) * size[-1] ** -0.5).astype(np.float32)
+        return np.asarray(rng.standard_normal(size) * size[-1] ** -0.5, np.float32)
 
     def gain(size: int) -> Array:
-        return (1 + 0.1 * rng.standard_normal(size)).astype(np.float32)
+        return np.asarray(1 + 0.1 * rng.standard_normal(size), np.float32)
 
     weights = {"token_embd.weight": normal(shape.vocab, e), "output_norm.weight": gain(e)}
     if not shape.tied:
@@ -197,7 +198,7 @@ def reference(shape: Shape, weights: dict[str, Array], tokens: list[int]) -> Arr
     def gelu(x: Array64) -> Array64:
         half = x.astype(np.float16).astype(np.float64)
         exact = 0.5 * half * (1 + np.tanh(np.sqrt(2 / np.pi) * half * (1 + 0.044715 * half * half)))
-        return exact.astype(np.float16).astype(np.float64)
+        return np.asarray(exact.astype(np.float16), np.float64)
 
     x = w["token_embd.weight"][tokens] * shape.embedding**0.5
     for layer in range(shape.layers):
@@ -253,10 +254,13 @@ def test_a_key_out_of_range_is_named(key: str, value: object, message: str, tmp_
 
 # -- speculation changes nothing ---------------------------------------------------------------------------------------
 
-SAMPLED = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 11}}
+SAMPLED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 11},
+}
 
 
-def generate(model: Model, prompt: list[int], speculation: str, **params: object) -> GenerationResult:
+def generate(model: Model, prompt: list[int], speculation: str, **params: Any) -> GenerationResult:
     options = SpeculationOptions.parse(speculation)
     speculator = REGISTRY.create("ngram", model, options) if options.enabled else None
     execution = SpeculativeExecution(model, speculator, options)

@@ -52,8 +52,7 @@ def prefill(model: Model, sequence: Sequence, tokens: list[int]) -> None:
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_every_rollback_leaves_what_one_row_decodes_leave(tiny: Model, context: int) -> None:
     rng = random.Random(context)
-    draw = lambda count: [rng.randrange(tiny.vocab_size) for _ in range(count)]  # noqa: E731
-    prompt, truth = draw(context), draw(DRAFTS + 1 + AFTER)
+    prompt, truth = (rng.choices(range(tiny.vocab_size), k=count) for count in (context, DRAFTS + 1 + AFTER))
     plain, tried = tiny.new_sequence(), tiny.new_sequence()
     try:
         for sequence in (plain, tried):
@@ -62,7 +61,8 @@ def test_every_rollback_leaves_what_one_row_decodes_leave(tiny: Model, context: 
         for drafts in range(1, DRAFTS + 1):
             for kept in range(drafts + 2):
                 assert tried.truncate(context) == context
-                verified = step(tiny, tried, truth[:kept] + draw(drafts + 1 - kept), kept)
+                wrong = rng.choices(range(tiny.vocab_size), k=DRAFTS + 1)
+                verified = step(tiny, tried, truth[:kept] + wrong[: drafts + 1 - kept], kept)
                 assert same_bits(verified[:kept], expected[:kept]), f"rows of {drafts} drafts, {kept} kept"
                 after = decode(tiny, tried, truth[kept : kept + AFTER])
                 assert same_bits(after, expected[kept : kept + AFTER]), f"after {drafts} drafts, {kept} kept"
@@ -78,15 +78,15 @@ def test_a_seeded_choice_of_rollbacks_is_exact_on_gemma3_270m(gemma3_path: Path)
         assert (model.arch.attention()[0].window, model.memory.arenas["window512"].cells) == (512, 1024)
         plain, tried = model.new_sequence(), model.new_sequence()
         for context in (256, 512, 768, 1018, 2048):
-            prompt = [rng.randrange(model.vocab_size) for _ in range(context - plain.length)]
-            truth = [rng.randrange(model.vocab_size) for _ in range(DRAFTS + 1 + AFTER)]
+            prompt = rng.choices(range(model.vocab_size), k=context - plain.length)
+            truth = rng.choices(range(model.vocab_size), k=DRAFTS + 1 + AFTER)
             for sequence in (plain, tried):
                 prefill(model, sequence, prompt)
             expected = np.concatenate([_hidden(model, plain, [token]) for token in truth])
             for one_by_one in (True, False):
                 drafts = rng.randint(1, DRAFTS)
                 kept = rng.randint(1, drafts)
-                wrong = [rng.randrange(model.vocab_size) for _ in range(drafts + 1 - kept)]
+                wrong = rng.choices(range(model.vocab_size), k=drafts + 1 - kept)
                 verified = _hidden(model, tried, truth[:kept] + wrong, kept)
                 assert same_bits(verified[:kept], expected[:kept])
                 runs = [[t] for t in truth[kept : kept + AFTER]] if one_by_one else [truth[kept : kept + AFTER]]
@@ -100,7 +100,7 @@ def test_a_seeded_choice_of_rollbacks_is_exact_on_gemma3_270m(gemma3_path: Path)
 def _hidden(model: Model, sequence: Sequence, tokens: list[int], kept: int | None = None) -> Array:
     """`step` for the rows before the head: [rows, embedding]."""
     rows = model.forward(Batch((sequence,), np.array([tokens], np.int32), Want("none", hidden="all")))
-    hidden = rows.hidden(0).copy()
+    hidden: Array = rows.hidden(0).copy()
     sequence.commit(len(tokens) if kept is None else kept)
     return hidden
 
@@ -121,7 +121,7 @@ class History(RuleBasedStateMachine):
         self.drawn = random.Random(3)
 
     def draw(self, count: int) -> list[int]:
-        return [self.drawn.randrange(self.model.vocab_size) for _ in range(count)]
+        return self.drawn.choices(range(self.model.vocab_size), k=count)
 
     def forward(self, tokens: list[int], kept: int, decoded: bool) -> None:
         start = self.sequence.length
@@ -241,7 +241,7 @@ def test_a_run_that_would_overwrite_its_own_window_is_refused_before_anything_is
     tokens = random.Random(1).choices(range(tiny.vocab_size), k=900)
     for each in (sequence, scratch):
         prefill(tiny, each, tokens[:100])
-    with pytest.raises(UsageError, match="800 rows in one forward .* at most 512 at a time"):
+    with pytest.raises(UsageError, match=r"800 rows in one forward .* at most 512 at a time"):
         step(tiny, sequence, tokens[100:])
     assert same_bits(*(step(tiny, each, tokens[:3]) for each in (sequence, scratch)))
     tiny.release(sequence)

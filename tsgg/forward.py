@@ -159,7 +159,7 @@ def _row(table: NDArray[np.float32], index: int) -> NDArray[np.float32]:
 
 def _capped(row: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
     """cap * tanh(row / cap), in a copy. Here and not in the graph: ggml's tanh takes 25 times as long for a row of 262k."""
-    result = row * np.float32(1 / cap)
+    result: NDArray[np.float32] = row * np.float32(1 / cap)
     np.tanh(result, out=result)
     result *= np.float32(cap)
     return result

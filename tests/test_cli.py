@@ -1,0 +1,137 @@
+"""The command line: answers on stdout, everything else on stderr, exit status 2 for what the user can mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import TinyLlama, write_tiny
+from tsgg.cli import COMMANDS, main
+
+PROMPT = "the hell the hell the hell the"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("cli") / "tiny.gguf", TinyLlama()))
+
+
+def test_generate_prints_the_text_and_a_statistics_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-m", model, "-p", PROMPT, "-n", "12", "--temp", "0"]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip()
+    for word in ("tok/s", "drafted", "accepted", "tokens per verify"):
+        assert word in err
+
+
+def test_generate_is_the_same_with_and_without_speculation(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for flag in ("--spec", "--no-spec"):
+        assert main(["generate", "-m", model, "-p", PROMPT, "-n", "40", "--seed", "3", flag, "--no-stats"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+def test_generate_json_is_one_object(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--json", "-m", model, "-p", PROMPT, "-n", "5", "--temp", "0", "--logprobs", "2"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["usage"]["completion_tokens"] == len(answer["tokens"]) == len(answer["logprobs"]) == 5
+    assert answer["speculation"]["steps"] >= 1
+
+
+def test_the_prompt_may_come_from_a_file_or_standard_input(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    path = tmp_path / "prompt.txt"
+    path.write_text(PROMPT, encoding="utf-8")
+    arguments = ["-m", model, "-n", "6", "--temp", "0", "--no-stats"]
+    texts = []
+    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
+    for source in (["-p", PROMPT], ["-f", str(path)], ["-p", "-"]):
+        assert main(["generate", *source, *arguments]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_devices_and_inspect_tell_what_runs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--json"]) == 0
+    assert any(device["kind"] == "cpu" for device in json.loads(capsys.readouterr().out)["devices"])
+    assert main(["inspect", "-m", model]) == 0
+    out = capsys.readouterr().out
+    for word in ("llama, 2 layers", "MiB", "gpt2", "none in the file", "ngram", "exact"):
+        assert word in out
+
+
+def test_chat_answers_once_with_a_prompt(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["chat", "-m", str(smollm2_path), "-c", "512", "-p", "Hi", "-n", "8", "--temp", "0"]
+    assert main([*arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["role"] == "assistant" and answer["generation"]["usage"]["completion_tokens"] <= 8
+
+
+def test_chat_keeps_the_conversation_and_knows_its_commands(
+    smollm2_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["/help", "Say: red green blue red green blue", "Again, the same.", "/stats", "/new", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    assert main(["chat", "-m", str(smollm2_path), "-c", "512", "-n", "24", "--temp", "0"]) == 0
+    err = capsys.readouterr().err
+    assert "/new" in err and err.count("tok/s") >= 3
+    assert "(0 cached" in err.split("tok/s")[0]
+    assert "(0 cached" not in err.split("prompt tokens")[-1]  # the second turn reused the first
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as status:
+        main([command, "--help"])
+    assert status.value.code == 0
+    assert "usage: tsgg" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "-m", "MODEL", "-p", "x", "--nope"], "--nope"),
+        (["generate", "-m", "MODEL"], "-p TEXT"),
+        (["generate", "-m", "missing.gguf", "-p", "x"], "missing.gguf"),
+        (["generate", "-m", "MODEL", "-p", "x", "--spec-draft", "65"], "1 to 64"),
+        (["generate", "-m", "MODEL", "-p", "x", "--spec-draft", "0"], "1 to 64"),
+        (["generate", "-m", "MODEL", "-p", "x", "--spec-type", "magic"], "magic"),
+        (["generate", "-m", "MODEL", "-p", "x", "--temp", "-3"], "temperature"),
+        (["generate", "-m", "MODEL", "-p", "x", "-c", "0"], "n_ctx"),
+        (["generate", "-m", "MODEL", "-p", "x", "--device", "Abacus"], "Abacus"),
+        (["generate", "-m", "MODEL", "-p", "x", "--mtp-spec"], "use --spec"),
+        (["generate", "-m", "MODEL", "-p", "x", "--mtp-draft=3"], "use --spec-draft"),
+        (["generate", "-m", "MODEL", "-p", "x", "--spec-draft-model", "y"], "use --draft-model"),
+        (["chat", "-m", "MODEL", "-p", "x"], "chat template"),
+        (["fly"], "fly"),
+        ([], "COMMAND"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line_and_status_2(
+    arguments: list[str], words: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([model if word == "MODEL" else word for word in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("tsgg: ") and words in err
+
+
+def test_the_environment_sets_defaults_and_a_misspelt_variable_is_an_error(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from tsgg import llm, settings
+
+    with_draft = replace(settings.settings, spec={"TS_SPEC_DRAFT": "3"})
+    monkeypatch.setattr(llm, "settings", with_draft)
+    assert main(["inspect", "-m", model]) == 0
+    assert "up to 3 tokens" in capsys.readouterr().out
+    monkeypatch.setattr(llm, "settings", replace(settings.settings, spec={"TS_SPEC_DRAFTS": "3"}))
+    assert main(["inspect", "-m", model]) == 2
+    assert "TS_SPEC_DRAFTS" in capsys.readouterr().err
