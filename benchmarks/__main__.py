@@ -10,6 +10,7 @@ from tsgg.errors import TsggError, UsageError
 
 SCENARIOS = {
     "golden": "compare with the golden answers of another engine",
+    "speed": "decode, prefill, verify curve, Python time; beside llama-bench with --peer",
 }
 
 

@@ -24,6 +24,7 @@ from tsgg.memory import Sequence
 from tsgg.model import Model
 from tsgg.models import ARCHITECTURES
 from tsgg.speculative.protocol import Batch, Want
+from tsgg.tokenizer import Tokenizer
 
 Array = NDArray[np.float32]
 Answers = Mapping[str, NDArray[Any]]
@@ -136,14 +137,15 @@ def trunk_report(name: str, path: Path, caches: Sequences[str], device: str) -> 
     return Report(name, "ok" if passed else "FAIL", details)
 
 
-def check_trunk(path: Path, cache: str, device: str = "cpu") -> TrunkCheck:
+def check_trunk(path: Path, cache: str, device: str = "cpu", n_threads: int | None = None) -> TrunkCheck:
     """Every way to a logit: one batch, row by row, two sequences alike and staggered, verify, rollback, greedy."""
     answers = load_answers(path)
     prompt, draft, after = (answers[name].tolist() for name in ("prompt", "draft", "next"))
     prompt_logits, draft_logits = answers["prompt_logits"], answers["draft_logits"]
     longest = len(prompt) + max(len(answers["greedy"]), len(draft))
     pairs: dict[str, tuple[Array, Array]] = {}  # check -> ours, golden
-    with Model(path, device=device, n_ctx=longest, n_seq=2, cache_type_k=cache, cache_type_v=cache) as model:
+    types = {"cache_type_k": cache, "cache_type_v": cache}
+    with Model(path, device=device, n_ctx=longest, n_seq=2, n_threads=n_threads, **types) as model:
         first, second = model.new_sequence(), model.new_sequence()
         pairs["prompt"] = forward(model, [first], [prompt]), prompt_logits
         pairs["draft"] = forward(model, [first], [draft], kept=KEPT), draft_logits
@@ -233,8 +235,6 @@ def _matrix_types(model: Model) -> set[str]:
 
 def vocab_report(name: str, path: Path) -> Report:
     """Every test string of a vocabulary file through the tokenizer."""
-    from tsgg.tokenizer import Tokenizer
-
     tokenizer = Tokenizer.from_metadata(read_gguf(path).metadata)
     cases = vocab_cases(path)
     wrong = [

@@ -6,9 +6,11 @@ from tsgg.errors import UnsupportedError
 from tsgg.models.base import Architecture
 from tsgg.models.gemma3 import Gemma3
 from tsgg.models.llama import Llama
+from tsgg.models.qwen2 import Qwen2
 from tsgg.models.qwen3 import Qwen3
+from tsgg.models.qwen3moe import Qwen3Moe
 
-ARCHITECTURES: dict[str, type[Architecture]] = {cls.name: cls for cls in (Gemma3, Llama, Qwen3)}
+ARCHITECTURES: dict[str, type[Architecture]] = {cls.name: cls for cls in (Gemma3, Llama, Qwen2, Qwen3, Qwen3Moe)}
 
 
 def register(architecture: type[Architecture]) -> None:

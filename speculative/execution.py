@@ -133,23 +133,24 @@ class SpeculativeExecution:
 
     def prefill_want(self, request: SpeculativeRequest) -> Want:
         """What the forward of a prefill chunk must hand back, to be passed on to `catch_up`."""
-        if self._guard is None or not request.armed:
+        if self._guard is None or not request.armed or not self._guard.speculator.wants_prompt_rows():
             return PLAIN
-        speculator = self._guard.speculator
-        if not speculator.needs_hidden_state or speculator.handles_own_prefill:
-            return PLAIN
-        return Want(logits="last", hidden="all", taps=speculator.taps)
+        return Want(logits="last", hidden="all", taps=self._guard.speculator.taps)
 
     def catch_up(self, request: SpeculativeRequest, rows: Rows | None = None, index: int = 0) -> None:
         """Tell the speculator of tokens committed outside `step`: a prefill chunk, an interlude of plain decoding.
 
-        rows, index: the forward that made these tokens and the sequence's place in it, before the trunk's next forward.
+        rows, index: the forward of `prefill_want` that made these tokens and the sequence's place in it, before the trunk's
+        next forward; None where no rows were captured.
         """
         if request.armed and request.seen > request.sequence.length:
             self.seed_committed(request)
         if self._guard is not None and request.armed and request.seen < request.sequence.length:
             tokens = request.sequence.tokens[request.seen :]
-            self._guard.commit(request, tokens, CommittedRows(rows, index, len(tokens)) if rows is not None else None)
+            if rows is None or not self._guard.speculator.wants_prompt_rows():
+                self._guard.commit(request, tokens, None)
+            else:
+                self._guard.commit(request, tokens, CommittedRows(rows, index, len(tokens)))
 
     def disarm(self, request: SpeculativeRequest) -> None:
         """The request leaves, or is to go on plainly."""

@@ -200,7 +200,11 @@ class Speculator(ABC):
 
     def takes_tokens_alone(self) -> bool:
         """Whether it can be told of committed tokens without the trunk rows that made them."""
-        return self.can_arm_after_prefix_reuse or not self.needs_hidden_state
+        return self.can_arm_after_prefix_reuse or not self.wants_prompt_rows()
+
+    def wants_prompt_rows(self) -> bool:
+        """Whether a prefill chunk has to capture rows for it."""
+        return self.needs_hidden_state and not self.handles_own_prefill
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ CACHES = [
     ("q8_0", "f16"),
     ("f32", "bf16"),
 ]
-KQUANT = {"embedding": 256, "width": 256, "head_dim": 64}
+KQUANT = TinyLlama(embedding=256, width=256, head_dim=64)
 SHAPES = {
     "f32": TinyLlama(),
     "f32 odd groups": TinyLlama(heads=6, kv_heads=2, layers=3),
@@ -37,8 +38,8 @@ SHAPES = {
     "q5_0": TinyLlama(weights="q5_0"),
     "iq4_nl repacked": TinyLlama(weights="iq4_nl"),
     "iq4_nl tied": TinyLlama(weights="iq4_nl", table="iq4_nl", tied=True),
-    "q4_K": TinyLlama(weights="q4_K", **KQUANT),
-    "q6_K": TinyLlama(weights="q6_K", table="q6_K", tied=True, **KQUANT),
+    "q4_K": replace(KQUANT, weights="q4_K"),
+    "q6_K": replace(KQUANT, weights="q6_K", table="q6_K", tied=True),
     "windows": TinyLlama(layers=3, arch=windowed.TinyWindow.name),
     "experts f32": TinyLlama(experts=6, used=3),
     "experts f16": TinyLlama(experts=4, weights="f16"),

@@ -16,10 +16,12 @@ from tests.gguf_writer import Tensor, f32, write_gguf
 from tests.trunk_steps import Array, decode, same_bits, step
 from tsgg.errors import ModelFileError
 from tsgg.generation import Generation
+from tsgg.memory import Sequence
 from tsgg.model import Model
 from tsgg.results import GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution
+from tsgg.tokenizer import Tokenizer
 
 Array64 = NDArray[np.float64]
 
@@ -65,11 +67,16 @@ def real(gemma3_path: Path) -> Iterator[Model]:
         yield model
 
 
+@pytest.fixture(scope="module")
+def texts(golden_dir: Path) -> Any:
+    """What another engine made of four prompts with the same file."""
+    return json.loads((golden_dir / "real.json").read_text())["gemma-3-270m-q4_k_m"]
+
+
 @pytest.mark.parametrize("name", ["quote-code", "prose", "long-log", "facts"])
-def test_gemma3_270m_reads_and_continues_texts_like_another_engine(real: Model, golden_dir: Path, name: str) -> None:
+def test_gemma3_270m_reads_and_continues_texts_like_another_engine(real: Model, texts: Any, name: str) -> None:
     """Mean NLL of the prompt; then the engine's own greedy tokens, teacher-forced. long-log: 2 windows of tokens."""
-    golden = json.loads((golden_dir / "real.json").read_text())["gemma-3-270m-q4_k_m"][name]
-    prompt, greedy, margins = golden["prompt"], golden["greedy"], golden["margin"]
+    prompt, greedy, margins = (texts[name][key] for key in ("prompt", "greedy", "margin"))
     tokens, n = prompt + greedy[:-1], len(prompt)
     sequence = real.new_sequence()
     nll, wrong = 0.0, []
@@ -84,7 +91,12 @@ def test_gemma3_270m_reads_and_continues_texts_like_another_engine(real: Model, 
     real.release(sequence)
     assert not wrong
     # F16 against F32 caches move the mean of a prompt of 20 tokens by 1 % in either engine.
-    assert nll / (n - 1) == pytest.approx(golden["nll_per_token"], rel=0.01 if n > 100 else 0.02)
+    assert nll / (n - 1) == pytest.approx(texts[name]["nll_per_token"], rel=0.01 if n > 100 else 0.02)
+
+
+def test_end_of_generation_is_eos_end_of_turn_and_the_closing_tag(real: Model) -> None:
+    tokenizer = Tokenizer.from_metadata(real.file.metadata)
+    assert tokenizer.end_of_generation == {1, 106, 212}  # reference/gemma.md section 4.5
 
 
 # -- released shapes, against float64 ----------------------------------------------------------------------------------
@@ -92,24 +104,23 @@ def test_gemma3_270m_reads_and_continues_texts_like_another_engine(real: Model, 
 
 @dataclass(frozen=True)
 class Shape:
-    """A tiny file and what sets it apart."""
+    """A tiny file and what sets it apart. `factor` is that of linear rope scaling."""
 
     layers: int = 7
     window: int = 4
     pattern: int | list[bool] | None = None
     local_base: float | None = None
-    factor: float = 0.0  # of linear rope scaling
+    factor: float = 0.0
     softcap: float = 0.0
     fused: bool = False
     tied: bool = True
     kv_heads: int = 2
     embedding: int = 64
     heads: int = 4
-    head_dim: int = 32
     width: int = 96
-    vocab: int = 150
 
 
+HEAD_DIM, VOCAB = 32, 150
 SHAPES = {
     "as released": Shape(),
     "a period of three": Shape(pattern=3),
@@ -127,25 +138,21 @@ def metadata(shape: Shape) -> dict[str, object]:
     values: dict[str, object] = {
         "context_length": 512, "embedding_length": shape.embedding, "block_count": shape.layers,
         "feed_forward_length": shape.width, "attention.head_count": shape.heads,
-        "attention.head_count_kv": shape.kv_heads, "attention.key_length": shape.head_dim,
-        "attention.value_length": shape.head_dim, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6,
+        "attention.head_count_kv": shape.kv_heads, "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6,
     }  # fmt: skip
-    if shape.window:
-        values["attention.sliding_window"] = shape.window
-    if shape.pattern is not None:
-        values["attention.sliding_window_pattern"] = shape.pattern
-    if shape.local_base:
-        values["rope.freq_base_swa"] = shape.local_base
-    if shape.factor:
-        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": shape.factor}
-    if shape.softcap:
-        values["final_logit_softcapping"] = shape.softcap
+    more = {
+        "attention.sliding_window": shape.window, "attention.sliding_window_pattern": shape.pattern,
+        "rope.freq_base_swa": shape.local_base, "rope.scaling.factor": shape.factor,
+        "final_logit_softcapping": shape.softcap,
+    }  # fmt: skip
+    values |= {key: value for key, value in more.items() if value}
     return {"general.architecture": "gemma3"} | {f"gemma3.{key}": value for key, value in values.items()}
 
 
 def random_weights(shape: Shape) -> dict[str, Array]:
     rng = np.random.default_rng(5)
-    e, d, f = shape.embedding, shape.head_dim, shape.width
+    e, d, f = shape.embedding, HEAD_DIM, shape.width
     q, kv = shape.heads * d, shape.kv_heads * d
 
     def normal(*size: int) -> Array:
@@ -154,9 +161,9 @@ def random_weights(shape: Shape) -> dict[str, Array]:
     def gain(size: int) -> Array:
         return np.asarray(1 + 0.1 * rng.standard_normal(size), np.float32)
 
-    weights = {"token_embd.weight": normal(shape.vocab, e), "output_norm.weight": gain(e)}
+    weights = {"token_embd.weight": normal(VOCAB, e), "output_norm.weight": gain(e)}
     if not shape.tied:
-        weights["output.weight"] = normal(shape.vocab, e)
+        weights["output.weight"] = normal(VOCAB, e)
     matrices = {"attn_q": (q, e), "attn_k": (kv, e), "attn_v": (kv, e), "attn_output": (e, q)}
     matrices |= {"ffn_gate": (f, e), "ffn_up": (f, e), "ffn_down": (e, f)}
     norms = {name: e for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")}
@@ -170,18 +177,17 @@ def random_weights(shape: Shape) -> dict[str, Array]:
 def as_stored(shape: Shape, weights: dict[str, Array]) -> Iterator[Tensor]:
     for name, values in weights.items():
         part = name.split(".")[-2]
-        if shape.fused and part in ("attn_q", "attn_k", "attn_v"):
-            if part == "attn_q":
-                three = [weights[name.replace("attn_q", f"attn_{p}")] for p in "qkv"]
-                yield f32(name.replace("attn_q", "attn_qkv"), np.concatenate(three))
-        else:
+        if not shape.fused or part not in ("attn_q", "attn_k", "attn_v"):
             yield f32(name, values)
+        elif part == "attn_q":
+            three = [weights[name.replace("attn_q", f"attn_{p}")] for p in "qkv"]
+            yield f32(name.replace("attn_q", "attn_qkv"), np.concatenate(three))
 
 
 def reference(shape: Shape, weights: dict[str, Array], tokens: list[int]) -> Array64:
     """reference/gemma.md section 1.3 in float64, GELU through F16 as in ggml: logits [tokens, vocab]."""
     w = {name: values.astype(np.float64) for name, values in weights.items()}
-    t, h, kv, d = len(tokens), shape.heads, shape.kv_heads, shape.head_dim
+    t, h, kv, d = len(tokens), shape.heads, shape.kv_heads, HEAD_DIM
     flags = shape.pattern if isinstance(shape.pattern, list) else None
     scale = (shape.embedding // h if shape.layers == 62 else d) ** -0.5
     distance = np.arange(t)[:, None] - np.arange(t)[None, :]
@@ -228,7 +234,7 @@ def test_every_released_shape_agrees_with_float64(name: str, tmp_path: Path) -> 
     shape = SHAPES[name]
     weights = random_weights(shape)
     path = write_gguf(tmp_path / "m.gguf", metadata(shape), as_stored(shape, weights))
-    tokens = np.random.default_rng(6).integers(0, shape.vocab, 40).tolist()
+    tokens = np.random.default_rng(6).integers(0, VOCAB, 40).tolist()
     with Model(path, device="cpu", n_threads=1, cache_type_k="f32", cache_type_v="f32") as model:
         assert_close(step(model, model.new_sequence(), tokens), reference(shape, weights, tokens), shape.layers)
 
@@ -256,41 +262,43 @@ def test_a_key_out_of_range_is_named(key: str, value: object, message: str, tmp_
 
 SAMPLED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "seeded": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 11},
+    "seeded": {"temperature": 0.6, "top_k": 40, "top_p": 0.95, "seed": 11},
 }
 
 
-def generate(model: Model, prompt: list[int], speculation: str, **params: Any) -> GenerationResult:
+def generate(
+    model: Model, sequence: Sequence, prompt: list[int], speculation: str, how: str, **more: Any
+) -> GenerationResult:
     options = SpeculationOptions.parse(speculation)
     speculator = REGISTRY.create("ngram", model, options) if options.enabled else None
-    execution = SpeculativeExecution(model, speculator, options)
-    sequence = model.new_sequence()
-    sampler = RowSampler(SamplingParams.parse(**params), model.vocab_size, prompt=prompt)
-    generation = Generation(model, execution, sequence, sampler, prompt)
-    for _ in generation:
-        pass
-    model.release(sequence)
+    sampler = RowSampler(SamplingParams.parse(**SAMPLED[how], **more), model.vocab_size, prompt=prompt)
+    generation = Generation(model, SpeculativeExecution(model, speculator, options), sequence, sampler, prompt)
+    assert len(list(generation)) == len(sampler.tokens)
     return generation.result()
+
+
+def assert_speculation_changes_nothing(model: Model, prompt: list[int], how: str, **more: Any) -> None:
+    """The second stream resumes the sequence of the first at the prompt's last token."""
+    sequence = model.new_sequence()
+    plain, drafted = (generate(model, sequence, prompt, speculation, how, **more) for speculation in ("off", "ngram"))
+    assert drafted.usage.cached_tokens == len(prompt) - 1
+    assert drafted.tokens == plain.tokens
+    assert 0 < drafted.speculation.accepted < drafted.speculation.drafted
+    model.release(sequence)
 
 
 @pytest.mark.parametrize("how", SAMPLED)
 def test_ngram_speculation_gives_the_plain_stream_past_the_window(golden_dir: Path, how: str) -> None:
     """768 cells of ring are passed on the way. A bias makes the stream one of four tokens: there is something to draft."""
     prompt = np.random.default_rng(8).integers(20, 300, 660).tolist()
-    params = {"max_tokens": 250, "logit_bias": dict.fromkeys((31, 32, 33, 34), 3.0), **SAMPLED[how]}
+    bias = dict.fromkeys((31, 32, 33, 34), 3.0)
     with Model(golden_dir / "trunks" / "gemma3.gguf", device="cpu", n_ctx=1024, n_threads=1) as model:
-        plain, drafted = (generate(model, prompt, speculation, **params) for speculation in ("off", "ngram"))
-    assert drafted.tokens == plain.tokens
-    assert 0 < drafted.speculation.accepted < drafted.speculation.drafted
+        assert_speculation_changes_nothing(model, prompt, how, max_tokens=250, logit_bias=bias)
 
 
 @pytest.mark.parametrize("how", SAMPLED)
-def test_ngram_speculation_gives_the_plain_stream_of_gemma3_270m(real: Model, golden_dir: Path, how: str) -> None:
-    golden = json.loads((golden_dir / "real.json").read_text())["gemma-3-270m-q4_k_m"]
-    prompt = golden["quote-code"]["prompt"]
-    plain, drafted = (generate(real, prompt, s, max_tokens=64, **SAMPLED[how]) for s in ("off", "ngram"))
-    assert drafted.tokens == plain.tokens
-    assert 0 < drafted.speculation.accepted < drafted.speculation.drafted
+def test_ngram_speculation_gives_the_plain_stream_of_gemma3_270m(real: Model, texts: Any, how: str) -> None:
+    assert_speculation_changes_nothing(real, texts["long-log"]["prompt"], how, max_tokens=48)
 
 
 def test_rows_of_a_verify_are_one_row_decodes_with_a_262k_vocabulary(real: Model) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def run_python(code: str, **environment: str) -> str:
 def test_the_process_holds_one_copy_of_ggml_and_it_is_the_extension() -> None:
     (path,) = platform.mapped_libraries("ggml")
     assert path == os.path.realpath(sys.modules["tsgg._ggml"].__file__ or "")
-    maps = open("/proc/self/maps", encoding="utf-8").read()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     assert {line.split()[-1] for line in maps.splitlines() if "ggml" in line} == {path}
 
 
@@ -171,7 +172,7 @@ def test_memory_of_the_cpu_is_what_can_be_allocated() -> None:
 
 @pytest.mark.parametrize("threads", [0, -1, 513, 1.5, "2", True])
 def test_a_thread_count_out_of_range_is_refused(threads: Any) -> None:
-    with pytest.raises(UsageError, match="n_threads is .*, expected 1 to 512"):
+    with pytest.raises(UsageError, match=r"n_threads is .*, expected 1 to 512"):
         Backend(pick_device("cpu"), threads)
 
 

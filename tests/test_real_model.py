@@ -16,7 +16,9 @@ from tsgg.model import Model
 from tsgg.tokenizer import Tokenizer
 
 TEXTS = ("quote-code", "prose", "facts")  # the fourth, a log of 1067 tokens, is only tokenized: its rows take too long
-CLEAR = 1.0  # a top-two margin above it leaves no doubt: quantized products of two engines differ by up to 0.8 in a logit
+CLEAR = (
+    1.0  # a top-two margin above it leaves no doubt: quantized products of two engines differ by up to 0.8 in a logit
+)
 CHUNK = 512
 
 

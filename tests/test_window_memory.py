@@ -18,6 +18,7 @@ from tests.trunk_steps import Array, decode, differing_cells, same_bits, step
 from tsgg.errors import UsageError
 from tsgg.generation import resume
 from tsgg.ggml.devices import pick_device
+from tsgg.llm import LLM
 from tsgg.memory import Memory, Sequence
 from tsgg.memory.memory import LARGEST_RUN, full_memory_bytes, memory_bytes
 from tsgg.model import Model
@@ -83,7 +84,7 @@ def test_a_seeded_choice_of_rollbacks_is_exact_on_gemma3_270m(gemma3_path: Path)
             for sequence in (plain, tried):
                 prefill(model, sequence, prompt)
             expected = np.concatenate([_hidden(model, plain, [token]) for token in truth])
-            for one_by_one in (True, False):
+            for one_by_one in (context in (512, 2048), False):
                 drafts = rng.randint(1, DRAFTS)
                 kept = rng.randint(1, drafts)
                 wrong = rng.choices(range(model.vocab_size), k=drafts + 1 - kept)
@@ -213,6 +214,24 @@ def test_any_history_leaves_what_its_replay_leaves(tiny: Model) -> None:
             suppress_health_check=slow,
         ),
     )  # fmt: skip
+
+
+def test_llm_reuses_a_prefix_while_the_window_reaches_it_and_starts_anew_beyond(golden_dir: Path) -> None:
+    tokens = random.Random(4).choices(range(20, 300), k=700)
+    with LLM(golden_dir / "trunks" / "gemma3.gguf", device="cpu", n_ctx=1024, n_threads=1) as llm:
+        answer = llm.generate(tokens, max_tokens=100, temperature=0.0, speculation="ngram")
+        assert answer.usage.cached_tokens == 0
+        turn = [*tokens, *answer.tokens, 30, 31, 32]
+        follow = llm.generate(turn, max_tokens=20, temperature=0.0)
+        assert follow.usage.cached_tokens == 799  # all but the last token drawn
+        other = llm.generate([*tokens[:500], 40], max_tokens=20, temperature=0.0)
+        assert other.usage.cached_tokens == 500
+        assert llm.generate([*tokens[:20], 40], max_tokens=20, temperature=0.0).usage.cached_tokens == 0
+    with LLM(golden_dir / "trunks" / "gemma3.gguf", device="cpu", n_ctx=1024, n_threads=1) as fresh:
+        assert fresh.generate([*tokens[:20], 40], max_tokens=20, temperature=0.0).usage.cached_tokens == 0
+        fresh_answer = fresh.last
+    assert fresh_answer is not None and llm.last is not None
+    assert llm.last.tokens == fresh_answer.tokens
 
 
 # -- size and limits ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command line: `tsgg generate | chat | inspect | devices | pull`. One module per command.
+"""The command line: `tsgg generate | chat | inspect | devices | pull | bench`. One module per command.
 
 A command module has `HELP`, `add_arguments(parser)` and `run(arguments) -> int`. Only this package prints: answers on
 stdout, everything else on stderr. A `TsggError` is one line on stderr and exit status 2, like a wrong flag.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tsgg.cli.arguments import Parser
 from tsgg.errors import TsggError
 
-COMMANDS = ("generate", "chat", "inspect", "devices", "pull")
+COMMANDS = ("generate", "chat", "inspect", "devices", "pull", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
