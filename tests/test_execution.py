@@ -326,7 +326,9 @@ class Odd(ScriptedDrafter):
 
 
 @pytest.mark.parametrize(
-    "result", [None, [], [Draft()] * 2, ["drafts"], [Draft(("a",))], [Draft((1.0,))], [Draft(None)]], ids=repr  # type: ignore[arg-type]
+    "result",
+    [None, [], [Draft()] * 2, ["drafts"], [Draft(("a",))], [Draft((1.0,))], [Draft(None)]],
+    ids=repr,  # type: ignore[arg-type]
 )
 def test_a_malformed_proposal_counts_as_raising(result: object, caplog: pytest.LogCaptureFixture) -> None:
     request, _, sampler, _ = decode(Odd(result), 4, limit=10)

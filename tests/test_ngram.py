@@ -99,9 +99,9 @@ def test_a_hash_collision_never_makes_a_draft_of_something_that_did_not_occur(te
     if draft:
         n = len(text)
         ends = [e for e in range(2, n) if text[e - 2 : e] == text[n - 2 :]]
-        assert any(
-            all(token == text[end + i % (n - end)] for i, token in enumerate(draft)) for end in ends
-        ), "the draft continues no occurrence of the last two tokens"
+        assert any(all(token == text[end + i % (n - end)] for i, token in enumerate(draft)) for end in ends), (
+            "the draft continues no occurrence of the last two tokens"
+        )
 
 
 def test_three_tokens_that_occurred_once_are_enough() -> None:

@@ -6,15 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.scripted import ScriptedDrafter, ScriptedTrunk, empty
+from tests.scripted import ScriptedDrafter, ScriptedSequence, ScriptedTrunk, empty
 from tsgg.errors import UsageError
 from tsgg.speculative import (
     REGISTRY,
     Decline,
     Draft,
+    DraftContext,
     DraftHead,
     HeadRows,
     Sequence,
@@ -82,12 +82,11 @@ def test_ngram_is_registered_and_takes_the_confidence_gate() -> None:
         options = dataclasses.replace(ON, type="ngram", pmin=pmin)
         speculator = REGISTRY.create("ngram", ScriptedTrunk(), options)
         assert isinstance(speculator, NgramSpeculator)
-        from tests.test_ngram import ScriptedSequence, propose
-
         sequence = ScriptedSequence()
         sequence.tokens = text[:-1]
         speculator.open(0, sequence)
-        assert bool(propose(speculator, 6, 3).tokens) == drafts
+        (draft,) = speculator.propose([DraftContext(0, 3, 6, 8)])
+        assert bool(draft.tokens) == drafts
 
 
 def test_a_name_can_be_taken_once(registry: SpeculatorRegistry) -> None:
@@ -234,8 +233,3 @@ def test_the_environment_is_read_from_the_mapping_that_is_passed_in() -> None:
 def test_a_wrong_or_misspelt_variable_is_a_usage_error_that_names_it(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
         SpeculationOptions.from_environment({name: value})
-
-
-def test_numpy_numbers_are_refused_rather_than_half_understood() -> None:
-    with pytest.raises(UsageError, match="'draft'"):
-        SpeculationOptions.parse({"draft": np.int64(4)})
