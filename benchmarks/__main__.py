@@ -10,6 +10,7 @@ from tsgg.errors import TsggError, UsageError
 
 SCENARIOS = {
     "golden": "compare with the golden answers of another engine",
+    "turns": "speculative beside plain decoding, workload by workload; beside llama-server with --peer",
     "speed": "decode, prefill, verify curve, Python time; beside llama-bench with --peer",
 }
 
