@@ -17,11 +17,12 @@ from tsgg.memory import Memory, Sequence, Slots
 from tsgg.models import find
 from tsgg.models.base import MAX_CONTEXT, Architecture
 from tsgg.plan import fit
-from tsgg.speculative.protocol import Batch
+from tsgg.speculative import protocol
 from tsgg.weights import ModelWeights, check, plan
 
 log = logging.getLogger("tsgg.model")
 
+MAX_SEQUENCES = 256
 PROGRESS_AFTER = 1.0  # seconds of loading before a progress line appears
 
 
@@ -101,12 +102,12 @@ class Model:
     def speculation_profitable(self) -> bool:
         return self.arch.speculation_profitable
 
-    def forward(self, batch: Batch) -> StepRows:
+    def forward(self, batch: protocol.Batch) -> StepRows:
         """See `tsgg.forward.Forward.run`."""
         return self._forward.run(batch)
 
-    def context_left(self, sequence: Sequence) -> int:
-        return sequence.left
+    def context_left(self, sequence: protocol.Sequence) -> int:
+        return self.n_ctx - sequence.length
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -165,14 +166,18 @@ def _architecture(file: GGUFFile) -> Architecture:
     return cls(file.metadata, file.tensors)
 
 
-def _check_arguments(n_ctx: int | None, n_seq: int, type_k: str, type_v: str) -> None:
-    if n_ctx is not None and not 1 <= n_ctx <= MAX_CONTEXT:
-        raise UsageError(f"n_ctx is {n_ctx}, expected 1 to {MAX_CONTEXT} tokens")
-    if not 1 <= n_seq <= 256:
-        raise UsageError(f"n_seq is {n_seq}, expected 1 to 256 sequences")
+def _check_arguments(n_ctx: object, n_seq: object, type_k: object, type_v: object) -> None:
+    if n_ctx is not None and not _is_int(n_ctx, 1, MAX_CONTEXT):
+        raise UsageError(f"n_ctx is {n_ctx!r}, expected a whole number of tokens from 1 to {MAX_CONTEXT}")
+    if not _is_int(n_seq, 1, MAX_SEQUENCES):
+        raise UsageError(f"n_seq is {n_seq!r}, expected a whole number of sequences from 1 to {MAX_SEQUENCES}")
     for name, given in (("cache_type_k", type_k), ("cache_type_v", type_v)):
-        if given not in CACHE_TYPES:
+        if not isinstance(given, str) or given not in CACHE_TYPES:
             raise UsageError(f"{name} is {given!r}, expected one of {', '.join(CACHE_TYPES)}")
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 class _Progress:

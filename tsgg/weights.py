@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,8 @@ def check(file: GGUFFile, specs: Iterable[TensorSpec]) -> list[tuple[TensorInfo,
 def plan(pairs: Iterable[tuple[TensorInfo, TensorSpec]], device: Device) -> list[Placement]:
     """Decides where every tensor goes. Allocates nothing."""
     repack = device.extra_buffer_type("CPU_REPACK") if device.is_cpu and settings.repack else None
+    pairs = list(pairs)
+    names = {spec.name for _, spec in pairs}
     placements = []
     for info, spec in pairs:
         where = "copied"
@@ -87,6 +89,8 @@ def plan(pairs: Iterable[tuple[TensorInfo, TensorSpec]], device: Device) -> list
         elif spec.role == "table" and not _gathers(info, device):
             where = "host"
         placements.append(Placement(info, spec, where))
+        if where == "host" and spec.name == "token_embd.weight" and "output.weight" not in names:
+            placements.append(Placement(info, replace(spec, name="output.weight"), "copied"))  # a tied head multiplies by it
     return placements
 
 

@@ -23,6 +23,4 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("tsgg bench needs a clone of the repository, installed with pip install -e")
     if importlib.util.find_spec("benchmarks") is None:
         sys.path.insert(0, str(clone))
-    from benchmarks.__main__ import main
-
-    return main(arguments.words)
+    return int(importlib.import_module("benchmarks.__main__").main(arguments.words))

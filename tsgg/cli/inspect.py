@@ -7,6 +7,7 @@ from typing import Any
 
 from tsgg.cli.arguments import add_model, load, print_json
 from tsgg.llm import LLM
+from tsgg.memory.memory import full_memory_bytes, memory_bytes
 from tsgg.probe import probe_rows
 
 HELP = "show a model's architecture, memory, tokenizer, row exactness and speculation"
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with load(arguments) as llm:
-        report = _report(llm)
+        report = _report(llm, arguments)
     if arguments.json:
         print_json(report)
     else:
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report(llm: LLM) -> dict[str, Any]:
+def _report(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = llm.model, llm.tokenizer
     ends = ", ".join(f"{token} {tokenizer.token_text(token)!r}" for token in sorted(tokenizer.end_of_generation))
     return {
@@ -39,6 +40,7 @@ def _report(llm: LLM) -> dict[str, Any]:
         "context": f"{model.n_ctx} tokens, trained on {model.arch.context}",
         "device": f"{model.device.name}, {model.n_threads} threads",
         "memory": str(model.plan),
+        "cache": _cache(llm, arguments),
         "tokenizer": f"{tokenizer.kind}/{tokenizer.pre or '-'}, {tokenizer.vocab_size} tokens, "
         f"BOS {'added' if tokenizer.add_bos else 'not added'}",
         "ends at": ends or "-",
@@ -47,3 +49,13 @@ def _report(llm: LLM) -> dict[str, Any]:
         "draft heads": model.draft_heads(),
         "speculation": llm.speculation_report(),
     }
+
+
+def _cache(llm: LLM, arguments: argparse.Namespace) -> str:
+    """Bytes of the cache now and at 32k tokens, beside what a cache of every position in every layer would take."""
+    layers, kinds = llm.model.arch.attention(), (arguments.cache_type_k, arguments.cache_type_v)
+    sizes = []
+    for context in sorted({llm.model.n_ctx, 32768}):
+        own, full = (count(layers, context, 1, *kinds) / 2**20 for count in (memory_bytes, full_memory_bytes))
+        sizes.append(f"{own:.0f} MiB at {context} tokens" + (f" (full: {full:.0f})" if own < full else ""))
+    return ", ".join(sizes)
