@@ -7,7 +7,7 @@ sequences, caches and devices only through the `Step` it is handed. Shapes are i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -58,6 +58,17 @@ class Attention:
     window: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """State geometry of one recurrent layer: the last rows before a causal convolution, and a matrix for each head."""
+
+    channels: int  # of the convolution
+    taps: int  # of the convolution: taps - 1 rows are state
+    heads: int
+    key_dim: int  # columns of a head's matrix
+    value_dim: int  # its rows
+
+
 class Weights(Protocol):
     """Loaded tensors by name; an optional tensor that the file lacks is None."""
 
@@ -84,6 +95,19 @@ class Step(Protocol):
         None when nothing after this layer's cache rows is wanted: the architecture then returns None as well.
         """
 
+    def convolve(self, layer: int, x: Tensor, kernel: Tensor) -> Tensor:
+        """Causal depthwise convolution of x {channels, rows}, behind the rows that the sequence had before: the same shape.
+
+        kernel F32 {taps, channels}; tap j multiplies the row taps - 1 - j back.
+        """
+
+    def delta_net(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor | None:
+        """The gated delta rule from the sequence's state on: {value_dim * heads, rows}, or None as with `attend`.
+
+        q, k {key_dim, key heads, rows}, v {value_dim, heads, rows}, each row of numbers contiguous; decay (its logarithm) and
+        beta {heads, rows}. Head h reads key head h % key heads; outputs are scaled by key_dim ** -0.5.
+        """
+
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """In the last layer keeps only the rows that somebody reads; elsewhere returns the tensors as they are."""
 
@@ -99,6 +123,7 @@ class Architecture(ABC):
     preferred_draft_window: int | None = None  # narrows the default draft window only
     speculation_refusal: str | None = None  # a correctness verdict: why a verify cannot reproduce a decode
     speculation_profitable: bool = True  # a speed verdict
+    layer_nodes: int = 64  # most graph nodes of one layer
     softcap: float = 0.0  # c of logits = c tanh(head row / c), applied to the rows that are read; 0 = none
 
     def __init__(self, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> None:
@@ -117,12 +142,19 @@ class Architecture(ABC):
         """Every tensor that `forward` reads."""
 
     @abstractmethod
-    def attention(self) -> list[Attention]:
-        """Cache geometry per layer."""
+    def attention(self) -> Sequence[Attention | Recurrent]:
+        """Geometry of what each layer keeps of a sequence."""
 
     @abstractmethod
     def forward(self, g: GraphBuilder, w: Weights, step: Step) -> Tensor | None:
         """Builds all layers; returns the hidden rows after the final norm {embedding, wanted rows}, or None."""
+
+    def draft_block(self) -> Architecture | None:
+        """The draft block that the file announces behind its layers, or None: one layer over (token, hidden row before it).
+
+        Its `forward` takes the hidden rows as the input `hidden` {embedding, rows}. Raises `UnsupportedError`.
+        """
+        return None
 
     def logits(self, g: GraphBuilder, w: Weights, step: Step, hidden: Tensor) -> Tensor:
         """The LM head over hidden rows: {vocab, rows}."""

@@ -107,9 +107,13 @@ def mixture(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor, exp
     weights = g.reshape(g.div(weights, total), 1, experts.used, rows)
 
     x = g.reshape(x, embedding, 1, rows)
-    gate = g.mul_mat_id(w[f"{prefix}ffn_gate_exps.weight"], x, picks)  # {width, used, rows}
-    up = g.mul_mat_id(w[f"{prefix}ffn_up_exps.weight"], x, picks)
-    down = g.mul_mat_id(w[f"{prefix}ffn_down_exps.weight"], g.swiglu_split(gate, up), picks)
+    fused = w.get(f"{prefix}ffn_gate_up_exps.weight")
+    if fused is None:
+        gate = g.mul_mat_id(w[f"{prefix}ffn_gate_exps.weight"], x, picks)  # {width, used, rows}
+        inner = g.swiglu_split(gate, g.mul_mat_id(w[f"{prefix}ffn_up_exps.weight"], x, picks))
+    else:
+        inner = g.swiglu(g.mul_mat_id(fused, x, picks))
+    down = g.mul_mat_id(w[f"{prefix}ffn_down_exps.weight"], inner, picks)
     weighted = g.mul(down, weights)  # {embedding, used, rows}
     stride = int(weighted.nb[2])
     parts = [g.view(weighted, (embedding, rows), (stride,), i * int(weighted.nb[1])) for i in range(experts.used)]
@@ -119,8 +123,12 @@ def mixture(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor, exp
     return result if experts.used > 1 else g.cont(result)
 
 
-def mixture_specs(prefix: str, embedding: int, experts: Experts) -> Iterator[TensorSpec]:
+def mixture_specs(
+    prefix: str, embedding: int, experts: Experts, *, fused: bool = False
+) -> Iterator[TensorSpec]:
+    """`fused`: gate and up projection are one tensor, gate first."""
     yield TensorSpec(f"{prefix}ffn_gate_inp.weight", (embedding, experts.count))
-    yield TensorSpec(f"{prefix}ffn_gate_exps.weight", (embedding, experts.width, experts.count), "experts")
-    yield TensorSpec(f"{prefix}ffn_up_exps.weight", (embedding, experts.width, experts.count), "experts")
+    widths = {"gate_up": 2 * experts.width} if fused else {"gate": experts.width, "up": experts.width}
+    for name, width in widths.items():
+        yield TensorSpec(f"{prefix}ffn_{name}_exps.weight", (embedding, width, experts.count), "experts")
     yield TensorSpec(f"{prefix}ffn_down_exps.weight", (experts.width, embedding, experts.count), "experts")

@@ -176,11 +176,16 @@ class SpeculativeExecution:
         for plan in plans:
             groups.setdefault((len(plan.draft), self._want(plan)), []).append(plan)
         for (_, want), group in groups.items():
-            start = self._clock()
-            tokens = np.array([(plan.request.last, *plan.draft) for plan in group], dtype=np.int32)
-            rows = self.trunk.forward(Batch(tuple(plan.request.sequence for plan in group), tokens, want))
-            seconds = (self._clock() - start) / len(group)
-            yield from [self._accept(plan, rows, i, want, len(group), seconds) for i, plan in enumerate(group)]
+            for indices in self.trunk.batches([plan.request.sequence for plan in group]):
+                yield from self._verify([group[i] for i in indices], want)
+
+    def _verify(self, plans: list[_Plan], want: Want) -> list[Step]:
+        """One forward over sequences with equally many rows, and what each of them accepts."""
+        start = self._clock()
+        tokens = np.array([(plan.request.last, *plan.draft) for plan in plans], dtype=np.int32)
+        rows = self.trunk.forward(Batch(tuple(plan.request.sequence for plan in plans), tokens, want))
+        seconds = (self._clock() - start) / len(plans)
+        return [self._accept(plan, rows, i, want, len(plans), seconds) for i, plan in enumerate(plans)]
 
     def _ready(self, request: SpeculativeRequest) -> bool:
         """A step starts neither behind a stop nor without a free row."""

@@ -107,6 +107,10 @@ class Trunk(Protocol):
 
     def forward(self, batch: Batch) -> Rows: ...
 
+    def batches(self, sequences: list[Sequence]) -> list[list[int]]:
+        """Which of these sequences, all with equally many rows, one forward takes: indices, in the order it wants them."""
+        ...
+
     def context_left(self, sequence: Sequence) -> int:
         """Rows that still fit behind the committed ones."""
         ...

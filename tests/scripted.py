@@ -1,7 +1,7 @@
 """A trunk whose every row is a known function of its prefix, with the memory semantics of a real one; samplers; drafters.
 
-The function (`ScriptedTrunk.truth`) is computed from a list of tokens, without any memory; what the trunk hands back comes from the
-state that its memory holds. So a row that saw a wrong prefix, or a commit of the wrong rows, shows up as other logits.
+The function (`ScriptedTrunk.truth`) is computed from a list of tokens, without any memory; what the trunk hands back comes
+from the state that its memory holds. So a row that saw a wrong prefix, or a commit of the wrong rows, shows as other logits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def fold(tokens: Iterable[int]) -> int:
 
 
 def logits_of(state: int, token: int) -> np.ndarray:
-    """`[VOCAB]` f32. Mostly ruled by the last token, so that text repeats itself; at every fifth state by the whole prefix."""
+    """`[VOCAB]` f32. Mostly ruled by the last token, so that text repeats; one state in five by the whole prefix."""
     return _random_row(state if state % 5 == 0 else token)
 
 
@@ -144,6 +144,9 @@ class ScriptedTrunk:
             states.append([state for _, state in sequence.pending])
         return ScriptedRows(self, batch, states)
 
+    def batches(self, sequences: list[Sequence]) -> list[list[int]]:
+        return [list(range(len(sequences)))]
+
     def context_left(self, sequence: Sequence) -> int:
         return self.context - sequence.length
 
@@ -249,7 +252,7 @@ def wrong(prefix: list[int], window: int) -> list[int]:
 
 
 def random_tokens(prefix: list[int], window: int) -> list[int]:
-    return np.random.default_rng(fold(prefix)).integers(0, VOCAB, window).tolist()
+    return [int(token) for token in np.random.default_rng(fold(prefix)).integers(0, VOCAB, window)]
 
 
 def mixed(prefix: list[int], window: int) -> list[int]:

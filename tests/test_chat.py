@@ -9,7 +9,7 @@ import pytest
 from tests.tiny_vocab import byte_level_metadata
 from tsgg.chat import ChatTemplate, ReasoningSplitter
 from tsgg.errors import ModelFileError, TsggError, UsageError
-from tsgg.gguf import read_gguf
+from tsgg.gguf import Metadata, read_gguf
 from tsgg.tokenizer import Tokenizer
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -30,7 +30,7 @@ def test_the_template_of_smollm2_gives_the_reference_ids(smollm2_path: Path) -> 
 def test_bos_is_not_doubled() -> None:
     values = dict(byte_level_metadata()) | {"tokenizer.ggml.add_bos_token": True}
     values["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}"
-    tokenizer = Tokenizer.from_metadata(type(byte_level_metadata())(values))
+    tokenizer = Tokenizer.from_metadata(Metadata(values))
     template = ChatTemplate.from_tokenizer(tokenizer)
     assert template is not None
     ids = template.encode(tokenizer, template.render(USER))
@@ -47,6 +47,8 @@ def test_keywords_tools_and_thinking_reach_the_template() -> None:
 def test_tojson_keeps_order_and_characters() -> None:
     template = ChatTemplate("{{ value | tojson }}|{{ value | tojson(indent=1) }}")
     assert template.render(USER, value={"b": "é&", "a": 1}) == '{"b": "é&", "a": 1}|{\n "b": "é&",\n "a": 1\n}'
+    template = ChatTemplate("{{ value | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=True) }}")
+    assert template.render(USER, value={"b": "é", "a": 1}) == '{"a":1,"b":"\\u00e9"}'
 
 
 def test_strftime_now_and_loop_controls_work() -> None:
@@ -67,9 +69,30 @@ def test_the_templates_own_refusal_is_passed_on() -> None:
         ChatTemplate("{{ raise_exception('roles must alternate') }}").render(USER)
 
 
-def test_a_broken_template_is_refused_when_it_is_read() -> None:
-    with pytest.raises(ModelFileError, match="broken"):
-        ChatTemplate("{% for %}")
+@pytest.mark.parametrize("source", ["{% for %}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "x" * (1 << 20) + "x"])
+def test_a_broken_template_is_refused_when_it_is_used_and_not_before(source: str) -> None:
+    template = ChatTemplate(source)  # the model must stay usable for plain prompts
+    with pytest.raises(ModelFileError, match=r"broken|characters"):
+        template.render(USER)
+
+
+def test_a_chat_prompt_never_ends_with_eos() -> None:
+    values = dict(byte_level_metadata()) | {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    tokenizer = Tokenizer.from_metadata(Metadata(values))
+    template = ChatTemplate.from_tokenizer(tokenizer)
+    assert template is not None
+    assert tokenizer.encode("Hi")[-1] == tokenizer.eos  # the file's rule, for plain prompts
+    assert template.encode(tokenizer, "Hi") == [tokenizer.bos, *tokenizer.encode("Hi", add_bos=False)]
+
+
+def test_generation_tags_show_their_body() -> None:
+    assert ChatTemplate("a{% generation %}{{ messages[0].content }}{% endgeneration %}b").render(USER) == "aHib"
+
+
+@pytest.mark.parametrize("tools", ["a tool", {"name": "x"}, [1], 3])
+def test_tools_of_the_wrong_shape_are_usage_errors(tools: object) -> None:
+    with pytest.raises(UsageError, match="tool"):
+        ChatTemplate("x").render(USER, tools=tools)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +104,10 @@ def test_a_broken_template_is_refused_when_it_is_read() -> None:
         "{% set x = messages.append(1) %}{{ messages | length }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
         "{{ lipsum.__globals__.os }}",
-        "{% for i in range(10**9) %}{% endfor %}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{{ 10 ** 10 ** 10 }}",  # folded while compiling, if it were allowed
+        "{{ 'a' * 10000000000 }}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(source: str) -> None:

@@ -70,7 +70,7 @@ def check_rows(model: Model, depth: int, counts: tuple[int, ...] = ROWS) -> None
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 def test_a_verify_row_equals_the_one_row_decode_whatever_the_weights(tmp_path: Path, shape: TinyLlama) -> None:
-    with Model(write_tiny(tmp_path / "m.gguf", shape), n_ctx=600) as model:
+    with Model(write_tiny(tmp_path / "m.gguf", shape), n_ctx=600, n_threads=1) as model:
         for depth in DEPTHS:
             check_rows(model, depth)
 
@@ -85,7 +85,7 @@ def test_a_verify_row_equals_the_one_row_decode_whatever_the_cache(tmp_path: Pat
 
 @pytest.mark.parametrize("name", golden_trunks())
 def test_a_verify_row_equals_the_one_row_decode_on_every_architecture(name: str) -> None:
-    with Model(GOLDEN / "trunks" / f"{name}.gguf", n_ctx=400) as model:
+    with Model(GOLDEN / "trunks" / f"{name}.gguf", n_ctx=400, n_threads=1) as model:
         for depth in DEPTHS[:2]:
             check_rows(model, depth)
 

@@ -217,8 +217,7 @@ def reference(shape: Shape, weights: dict[str, Array], tokens: list[int]) -> Arr
         x = x + rms(a @ w[f"{p}attn_output.weight"].T, f"{p}post_attention_norm")
         gate, up = (rms(x, f"{p}ffn_norm") @ w[f"{p}ffn_{n}.weight"].T for n in ("gate", "up"))
         x = x + rms((gelu(gate) * up) @ w[f"{p}ffn_down.weight"].T, f"{p}post_ffw_norm")
-    head = w["token_embd.weight" if shape.tied else "output.weight"]
-    logits: Array64 = rms(x, "output_norm") @ head.T
+    logits: Array64 = rms(x, "output_norm") @ w["token_embd.weight" if shape.tied else "output.weight"].T
     return shape.softcap * np.tanh(logits / shape.softcap) if shape.softcap else logits
 
 

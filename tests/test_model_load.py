@@ -93,10 +93,10 @@ def test_the_plan_counts_what_is_allocated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"n_ctx": 0}, "n_ctx is 0, expected 1 to"),
+        ({"n_ctx": 0}, "n_ctx is 0, expected a whole number"),
         ({"n_ctx": -5}, "n_ctx is -5"),
         ({"n_ctx": (1 << 24) + 1}, "n_ctx is 16777217"),
-        ({"n_seq": 0}, "n_seq is 0, expected 1 to 256"),
+        ({"n_seq": 0}, "n_seq is 0, expected a whole number"),
         ({"n_seq": 257}, "n_seq is 257"),
         ({"cache_type_k": "f64"}, "cache_type_k is 'f64', expected one of f32, f16, bf16, q8_0"),
         ({"cache_type_v": "F16"}, "cache_type_v is 'F16'"),

@@ -6,12 +6,15 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.tiny_vocab import byte_level_metadata, sentencepiece_metadata
 from tsgg.errors import ModelFileError, TsggError, UnsupportedError, UsageError
 from tsgg.gguf import Metadata, read_gguf
 from tsgg.tokenizer import Tokenizer
+from tsgg.tokenizer.bpe import byte_characters
+from tsgg.tokenizer.pretokenize import PRE_TOKENIZERS
 from tsgg.tokenizer.special import SpecialTokens
 
 SMOLLM2_IDS = {
@@ -113,6 +116,93 @@ def test_the_longest_special_token_that_starts_first_wins() -> None:
     ]  # fmt: skip
 
 
+def test_special_tokens_are_cut_out_longest_first_wherever_they_are() -> None:
+    """Against the plain algorithm: for each text, longest first, cut every fragment at its occurrences from the left."""
+    generator = random.Random(3)
+    for _ in range(400):
+        words = {"".join(generator.choices("ab<", k=generator.randrange(1, 5))) for _ in range(6)}
+        tokens = {word: i for i, word in enumerate(words) if len(word) not in {len(other) for other in words - {word}}}
+        text = "".join(generator.choices("ab<c", k=20))
+        parts: list[tuple[str, int | None]] = [(text, None)]
+        for word in sorted(tokens, key=len, reverse=True):
+            cut: list[tuple[str, int | None]] = []
+            for piece, token in parts:
+                if token is not None:
+                    cut.append((piece, token))
+                    continue
+                for i, plain in enumerate(piece.split(word)):
+                    cut += [(word, tokens[word])] if i else []
+                    cut += [(plain, None)] if plain else []
+            parts = cut
+        assert list(SpecialTokens(tokens).split(text)) == parts
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_every_pre_tokenizer_builds_and_keeps_the_text(pre: str) -> None:
+    tokenizer = Tokenizer.from_metadata(Metadata(dict(byte_level_metadata()) | {"tokenizer.ggml.pre": pre}))
+    assert tokenizer.add_bos is False  # the file says so
+    for text in random_texts(50):
+        assert tokenizer.decode(tokenizer.encode(text, parse_special=False)) == text
+
+
+def test_the_letters_of_deepseek_llm_stand_apart_from_other_characters() -> None:
+    """Characters with a canonical twin (Kelvin and ohm signs, accented Greek) are letters of the set too."""
+    tokens = [*sorted(byte_characters()), "\u00a7\u0120"]  # the last byte of an Arabic alef, and a space
+    values = {key: value for key, value in byte_level_metadata().items() if not key.endswith("token_id")}
+    values |= {"tokenizer.ggml.pre": "deepseek-llm", "tokenizer.ggml.tokens": tokens}
+    values |= {"tokenizer.ggml.token_type": np.ones(257, np.int32), "tokenizer.ggml.merges": ["\u00a7 \u0120"]}
+    tokenizer = Tokenizer.from_metadata(Metadata(values))
+    for letter in "K\u2126\u212a\u1f7d\u1fbe\u1fd3\u1fdb":
+        assert 256 not in tokenizer.encode(f"\u0627 {letter}"), f"U+{ord(letter):04X} is no letter"
+    assert 256 in tokenizer.encode("\u0627 \u2190")  # an arrow is none: the space stays with what is before it
+
+
+def test_a_byte_without_a_token_is_dropped_after_merging() -> None:
+    """Otherwise its neighbours, which never touch in the text, would merge. The expected ids are those of another engine."""
+    values = dict(byte_level_metadata())
+    tokens = list(byte_level_metadata().get_strings("tokenizer.ggml.tokens"))
+    tokens[tokens.index("x")] = "<hole>"
+    tokenizer = Tokenizer.from_metadata(Metadata(values | {"tokenizer.ggml.tokens": tokens}))
+    assert tokenizer.encode("txh th") == [tokens.index(text) for text in ("t", "h", "\u0120", "th")]
+
+
+def test_types_and_ends_are_corrected_by_text() -> None:
+    def changed(texts: list[str], eos: str) -> Tokenizer:
+        values = dict(byte_level_metadata())
+        tokens = [*byte_level_metadata().get_strings("tokenizer.ggml.tokens"), *texts]
+        values |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": tokens.index(eos)}
+        values["tokenizer.ggml.token_type"] = np.array([1] * (len(tokens) - len(texts)) + [4] * len(texts), np.int32)
+        return Tokenizer.from_metadata(Metadata(values))
+
+    tokenizer = changed(["</s>", "<|fim_prefix|>", "<|message|>"], "<|im_end|>")
+    ids = tokenizer.vocabulary.ids
+    assert {ids["</s>"], ids["<|im_end|>"]} <= tokenizer.end_of_generation
+    assert tokenizer.is_special(ids["</s>"]) and tokenizer.is_special(ids["<|fim_prefix|>"])
+    assert not tokenizer.is_special(ids["<|message|>"])
+    assert tokenizer.encode("</s>") == [ids["</s>"]] != tokenizer.encode("</s>", parse_special=False)
+
+    tokenizer = changed(["<|end|>", "<|return|>", "<|call|>"], "<|return|>")  # `<|end|>` ends a message, not the turn
+    ids = tokenizer.vocabulary.ids
+    assert ids["<|end|>"] not in tokenizer.end_of_generation
+    assert {ids["<|return|>"], ids["<|call|>"]} <= tokenizer.end_of_generation
+    assert ids["<|end|>"] in changed(["<|end|>"], "<|im_end|>").end_of_generation
+    html = changed(["</s>", "<|tool_response>"], "<|im_end|>")  # there `</s>` is an HTML tag
+    assert html.vocabulary.ids["</s>"] not in html.end_of_generation
+
+
+@pytest.mark.parametrize("metadata", [byte_level_metadata(), sentencepiece_metadata()], ids=["gpt2", "llama"])
+def test_token_texts_that_are_no_unicode_do_no_harm(metadata: Metadata) -> None:
+    values = dict(metadata)
+    tokens = [*metadata.get_strings("tokenizer.ggml.tokens"), "\udcff\udcfe"]  # bytes FF FE, read with surrogateescape
+    values["tokenizer.ggml.tokens"] = tokens
+    values["tokenizer.ggml.token_type"] = np.append(metadata.get_array("tokenizer.ggml.token_type"), 1).astype(np.int32)
+    if "tokenizer.ggml.scores" in values:
+        values["tokenizer.ggml.scores"] = np.append(metadata.get_array("tokenizer.ggml.scores"), -9).astype(np.float32)
+    tokenizer = Tokenizer.from_metadata(Metadata(values))
+    assert tokenizer.decode_bytes([len(tokens) - 1]) == b"\xff\xfe"
+    assert tokenizer.decode(tokenizer.encode("abc", add_bos=False)) == "abc"
+
+
 def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
     values = dict(byte_level_metadata()) | {"tokenizer.ggml.pre": "tekken"}
     with pytest.raises(UnsupportedError, match=r"tekken.*smollm"):
@@ -134,13 +224,26 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
     ],
 )
 def test_contradictory_metadata_is_refused(change: dict[str, object]) -> None:
-    import numpy as np
-
     values = dict(byte_level_metadata()) | {
         key: np.array(value, np.int32) if key.endswith("token_type") else value for key, value in change.items()
     }
     values = {key: value for key, value in values.items() if value is not None}
     with pytest.raises(TsggError):
+        Tokenizer.from_metadata(Metadata(values))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("scores", np.zeros(3, np.float32), "scores has 3 entries"),
+        ("scores", np.full(265, np.nan, np.float32), "not finite"),
+        ("token_type", np.full(265, 6, np.int32), "type byte"),
+        ("unknown_token_id", 265, "265 tokens"),
+    ],
+)
+def test_contradictory_scores_types_and_ids_are_refused(key: str, value: object, message: str) -> None:
+    values = dict(sentencepiece_metadata()) | {f"tokenizer.ggml.{key}": value}
+    with pytest.raises(ModelFileError, match=message):
         Tokenizer.from_metadata(Metadata(values))
 
 

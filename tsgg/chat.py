@@ -5,39 +5,51 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tsgg.errors import ModelFileError, UsageError
 from tsgg.tokenizer import Tokenizer
 
 LONGEST_TEMPLATE = 1 << 20  # characters: no real template comes near, a hostile one would be compiled for minutes
+LONGEST_REPEAT = 1 << 16  # items of `text * n`: real templates indent a little, a hostile one would fill the memory
 OPEN, CLOSE = "<think>", "</think>"
 
 
 class ChatTemplate:
-    """A compiled template. Made from untrusted text: it can read its arguments and nothing else."""
+    """A template. Made from untrusted text: it can read its arguments and nothing else.
+
+    It is compiled at the first use: a model whose template is broken still generates from plain prompts.
+    """
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+        self._source, self._bos, self._eos = source, bos, eos
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
         """Raises `ModelFileError` when the template is no valid Jinja."""
-        if len(source) > LONGEST_TEMPLATE:
-            raise ModelFileError(f"the chat template has {len(source)} characters, expected at most {LONGEST_TEMPLATE}")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        size = len(self._source)
+        if size > LONGEST_TEMPLATE:
+            raise ModelFileError(f"the chat template has {size} characters, expected at most {LONGEST_TEMPLATE}")
+        environment = _Sandbox(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+            return environment.from_string(self._source)
+        except Exception as error:  # nesting too deep for Python's own parser is no TemplateError
             raise ModelFileError(
                 f"the file's chat template is broken: {error}. Use generate() with a plain prompt"
             ) from error
-        self._bos, self._eos = bos, eos
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -59,21 +71,23 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text for a conversation; keywords reach the template as they are.
 
-        Raises `UsageError` for messages of the wrong shape, and for what the template itself refuses, in its words.
+        Raises `UsageError` for messages or tools of the wrong shape, and for what the template itself refuses, in its
+        words; `ModelFileError` for a template that is broken or tries to leave its sandbox.
         """
+        template = self._template
         arguments: dict[str, Any] = dict(keywords)
         if enable_thinking is not None:
             arguments["enable_thinking"] = enable_thinking
         try:
-            return self._template.render(
+            return template.render(
                 messages=[_message(i, message) for i, message in enumerate(_listed(messages))],
-                tools=None if tools is None else list(tools),
+                tools=None if tools is None else _tools(tools),
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._bos,
                 eos_token=self._eos,
                 **arguments,
             )
-        except jinja2.exceptions.SecurityError as error:
+        except SecurityError as error:
             raise ModelFileError(f"the file's chat template tries to leave its sandbox: {error}") from error
         except UsageError:
             raise
@@ -84,7 +98,33 @@ class ChatTemplate:
         """Token ids of a rendered prompt; the BOS of the template is not doubled by the tokenizer's own."""
         if self._bos and text.startswith(self._bos):
             return tokenizer.encode(text, add_bos=False)
-        return tokenizer.encode(text)
+        return tokenizer.encode(
+            text, tokenizer.add_bos
+        )  # told, not asked: the file's rule would also end the prompt (EOS)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses arithmetic that builds huge values; Jinja would do it while compiling already, to fold constants."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("powers are not allowed")
+        for value, times in ((left, right), (right, left)):
+            if isinstance(value, (str, list, tuple)) and isinstance(times, int) and len(value) * times > LONGEST_REPEAT:
+                raise SecurityError(f"a repetition of {len(value) * times} items is not allowed")
+        return super().call_binop(context, operator, left, right)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks an assistant's text for training masks; here its body is rendered and nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ReasoningSplitter:
@@ -175,9 +215,26 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Like HF's filter: no HTML escapes, keys in their order."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tools(tools: Any) -> list[Any]:
+    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
+        raise UsageError(f"tools is {type(tools).__name__}, expected a list of mappings (JSON schemas of functions)")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise UsageError(
+                f"tool {index} is {type(tool).__name__}, expected a mapping (the JSON schema of a function)"
+            )
+    return list(tools)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter that templates are written for: no HTML escapes, keys in their order, the arguments of json.dumps."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:

@@ -41,15 +41,20 @@ class Key:
     cells: tuple[int, ...]  # read of every arena
     want: Want
 
+    @property
+    def partly(self) -> bool:
+        """Whether any number of the rows may be committed, as a verify's: whoever accepts reads the logits of all."""
+        return self.want.logits == "all"
+
 
 class StepGraph:
-    """The `Step` of `tsgg.models.base` while one graph is built: inputs, row-exact products, attention, row selection."""
+    """The `Step` of `tsgg.models.base` while one graph is built: inputs, row-exact products, memory, row selection."""
 
     def __init__(self, key: Key, g: GraphBuilder, arch: Architecture, weights: ModelWeights, memory: Memory) -> None:
         self.key, self.g, self.layers, self.weights = key, g, arch.layers, weights
         self.rows = key.rows * key.sequences
         self.positions = g.input("positions", I32, self.rows)
-        self.memory = memory.step(g, key.first_slot, key.sequences, key.rows, key.cells)
+        self.memory = memory.step(g, key.first_slot, key.sequences, key.rows, key.cells, key.partly)
         self.taps: dict[int, Tensor] = {}
         want = key.want
         self._all = want.logits == "all" or want.hidden == "all"
@@ -76,6 +81,13 @@ class StepGraph:
             return None
         return self.memory.attend(layer, q, scale)
 
+    def convolve(self, layer: int, x: Tensor, kernel: Tensor) -> Tensor:
+        return self.memory.recurrent.convolve(layer, x, kernel)
+
+    def delta_net(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor | None:
+        result = self.memory.recurrent.delta_net(layer, q, k, v, decay, beta)
+        return None if layer == self.layers - 1 and not self._any else result
+
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         if layer != self.layers - 1 or self._all or self.key.rows == 1 or self.layers in self.key.want.taps:
             return tensors
@@ -96,7 +108,7 @@ class StepProgram:
     ) -> None:
         self.key = key
         self.weights = weights
-        g = GraphBuilder(capacity=64 * (arch.layers + 1) + 64)
+        g = GraphBuilder(capacity=arch.layer_nodes * (arch.layers + 1) + 64)
         step = StepGraph(key, g, arch, weights, memory)
         hidden = arch.forward(g, weights, step)
         self.hidden: Tensor | None = None
@@ -219,6 +231,7 @@ class Forward:
         self.ticket = 0
         self.closed = False
         self._programs: OrderedDict[Key, StepProgram] = OrderedDict()
+        memory.use(backends[0])
 
     def run(self, batch: Batch) -> StepRows:
         """Forwards the batch; each sequence then has T pending rows, kept by `commit`.
@@ -241,10 +254,7 @@ class Forward:
 
     def close(self) -> None:
         self.closed = True
-        self.ticket += 1
-        for program in self._programs.values():
-            program.graph.close()
-        self._programs.clear()
+        self._drop_programs()
 
     def _check(self, want: Want, sequences: tuple[Sequence, ...], tokens: list[list[int]]) -> Key:
         # Plain lists, no numpy: between two computes all caches are cold, and every call into numpy costs 10 to 20 us.
@@ -272,6 +282,9 @@ class Forward:
         if program is not None:
             self._programs.move_to_end(key)
             return program
+        if not self.memory.has_room(key.sequences, key.rows, key.partly):
+            self._drop_programs()  # they hold addresses of what is about to move
+            self.memory.make_room(key.sequences, key.rows, key.partly)
         program = StepProgram(key, self.arch, self.weights, self.memory, self.backends)
         self._programs[key] = program
         held = self.graph_bytes()
@@ -280,3 +293,9 @@ class Forward:
             held -= oldest.graph.nbytes
             oldest.graph.close()
         return program
+
+    def _drop_programs(self) -> None:
+        self.ticket += 1  # rows that were handed out lie in their memory
+        for program in self._programs.values():
+            program.graph.close()
+        self._programs.clear()

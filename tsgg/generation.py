@@ -50,16 +50,16 @@ class Generation:
 
     def __iter__(self) -> Iterator[Chunk]:
         self._times = [time.perf_counter()] * 3
-        yield self._prefill()
-        request = self._request
-        assert request is not None
         try:
+            yield self._prefill()
+            assert self._request is not None
             while self.sampler.finished is None:
-                for step in self.execution.step([request]):
+                for step in self.execution.step([self._request]):
                     self._times[2] = time.perf_counter()
                     yield from self._chunks(step.tokens, step.from_draft)
         finally:
-            self.execution.disarm(request)
+            if self._request is not None:
+                self.execution.disarm(self._request)
 
     def result(self) -> GenerationResult:
         """What has been generated so far; an unfinished generation counts as cancelled."""

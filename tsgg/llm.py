@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -16,7 +17,7 @@ from tsgg.pull import resolve_model
 from tsgg.results import ChatChunk, ChatResult, Chunk, GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.settings import settings
-from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution
+from tsgg.speculative import AUTO, REGISTRY, SpeculationOptions, SpeculativeExecution
 from tsgg.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -40,12 +41,14 @@ class LLM:
         speculation: object = "auto",
     ) -> None:
         """model: a path, a short name (`smollm2-135m`), `user/repo:quant`, or None for smollm2-135m.
-        n_ctx: tokens of context, default min(trained, 8192, what fits). speculation: None or "off", "auto", a
-        drafter's name, a mapping of options or `SpeculationOptions`.
+        n_ctx: tokens of context, default min(trained, 8192, what fits). speculation: None or "off", "auto" (what
+        TS_SPEC_* say, else on), a drafter's name, a mapping of options or `SpeculationOptions`.
 
         Raises `UsageError` for a wrong argument, `ModelFileError`, `UnsupportedError` or `OutOfMemoryError` from loading.
         """
         environment = SpeculationOptions.from_environment(settings.spec)
+        if "TS_SPEC" not in settings.spec:
+            environment = replace(environment, enabled=True)
         self.speculation = _options(speculation, environment)
         self.model = Model(
             resolve_model(model),
@@ -189,6 +192,11 @@ class LLM:
         """What speculation runs by default, or why none does."""
         return self._execution(self.speculation).describe()
 
+    def forget(self) -> None:
+        """Empties the kept sequence: the next prompt is computed whole."""
+        with self._lock:
+            self._sequence.truncate(0)
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -261,9 +269,10 @@ class LLM:
 
 
 def _options(speculation: object, base: SpeculationOptions) -> SpeculationOptions:
+    """None switches off; "auto" is whatever `base` (the environment, the LLM) says."""
     if speculation is None:
         speculation = "off"
-    return SpeculationOptions.parse(speculation, base)
+    return SpeculationOptions.parse(None if speculation == AUTO else speculation, base)
 
 
 def _is_id(item: object) -> bool:

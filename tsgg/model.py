@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from tsgg.errors import ModelFileError, UsageError
 from tsgg.forward import Forward, StepRows
@@ -105,6 +105,17 @@ class Model:
     def forward(self, batch: protocol.Batch) -> StepRows:
         """See `tsgg.forward.Forward.run`."""
         return self._forward.run(batch)
+
+    def batches(self, sequences: list[protocol.Sequence]) -> list[list[int]]:
+        """Runs of neighbouring slots: a forward reads the slots of its sequences as one view."""
+        slots = [cast(Sequence, sequence).slot for sequence in sequences]
+        runs: list[list[int]] = []
+        for i in sorted(range(len(slots)), key=lambda i: slots[i]):
+            if runs and slots[runs[-1][-1]] + 1 == slots[i]:
+                runs[-1].append(i)
+            else:
+                runs.append([i])
+        return runs
 
     def context_left(self, sequence: protocol.Sequence) -> int:
         return self.n_ctx - sequence.length

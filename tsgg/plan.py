@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tsgg.errors import OutOfMemoryError
 from tsgg.memory.kv import CELL_STEP, FLASH_ROWS
-from tsgg.memory.memory import LARGEST_RUN, memory_bytes
-from tsgg.models.base import MAX_CONTEXT, Architecture
+from tsgg.memory.memory import LARGEST_RUN, memory_bytes, verify_bytes
+from tsgg.models.base import MAX_CONTEXT, Architecture, Attention
+from tsgg.speculative.options import DEFAULT_DRAFT
 from tsgg.weights import Placement
 
 DEFAULT_CONTEXT = 8192  # tokens, when neither caller nor file asks for less
@@ -23,18 +24,18 @@ class MemoryPlan:
     context: int  # tokens per sequence
     mapped: int  # weights read in place from the file's mapping
     copied: int  # weights copied or repacked
-    cache: int  # KV of all slots
+    cache: int  # KV and recurrent states of all slots
     scratch: int  # estimate of the largest prefill graph's intermediate results
     free: int
+    snapshots: int = 0  # recurrent layers: the states after every row of one sequence's verify, at the preferred window
 
     @property
     def needed(self) -> int:
-        return self.mapped + self.copied + self.cache + self.scratch
+        return self.mapped + self.copied + self.cache + self.scratch + self.snapshots
 
     def __str__(self) -> str:
-        parts = ", ".join(
-            f"{name} {getattr(self, name) / 2**20:.1f}" for name in ("mapped", "copied", "cache", "scratch")
-        )
+        names = ("mapped", "copied", "cache", "scratch", *(("snapshots",) if self.snapshots else ()))
+        parts = ", ".join(f"{name} {getattr(self, name) / 2**20:.1f}" for name in names)
         return f"MiB: weights {parts}; needs {self.needed / 2**20:.1f} of {self.free / 2**20:.1f} free"
 
 
@@ -69,12 +70,18 @@ def _plan(
 ) -> MemoryPlan:
     context = min(context, MAX_CONTEXT)
     layers = arch.attention()
+    attention = [layer for layer in layers if isinstance(layer, Attention)]
     mapped = sum(item.info.nbytes for item in placements if item.where in ("mapped", "host"))
     copied = sum(item.info.nbytes for item in placements if item.where in ("repacked", "copied"))
     widest = max(item.info.shape[1] for item in placements if len(item.info.shape) > 1 and item.spec.role != "table")
     rows = min(PREFILL_ROWS, context)
     activations = rows * (3 * widest + 8 * arch.embedding) * 4
-    scores = min(rows, FLASH_ROWS) * max(layer.heads for layer in layers) * context * 4
-    values = context * max(layer.kv_heads * layer.value_dim for layer in layers) * 2
+    scores = min(rows, FLASH_ROWS) * max((layer.heads for layer in attention), default=0) * context * 4
+    values = context * max((layer.kv_heads * layer.value_dim for layer in attention), default=0) * 2
     scratch = activations + max(scores, values)
-    return MemoryPlan(context, mapped, copied, memory_bytes(layers, context, n_seq, type_k, type_v), scratch, free)
+    cache = memory_bytes(layers, context, n_seq, type_k, type_v)
+    # A plain step of all sequences leaves a state of each; a verify one after every row.
+    snapshots = max(
+        verify_bytes(layers, n_seq, 1), verify_bytes(layers, 1, 1 + (arch.preferred_draft_window or DEFAULT_DRAFT))
+    )
+    return MemoryPlan(context, mapped, copied, cache, scratch, free, snapshots)

@@ -93,9 +93,14 @@ def sampling(arguments: argparse.Namespace) -> SamplingParams:
 
 def load(arguments: argparse.Namespace) -> LLM:
     """Loads the model that the arguments name. Speculation is on unless --no-spec (or TS_SPEC=0) says otherwise."""
-    spec: dict[str, Any] = {"enabled": True if arguments.spec is None else arguments.spec}
-    flags = (("type", "spec_type"), ("draft", "spec_draft"), ("pmin", "spec_pmin"), ("draft_model", "draft_model"))
-    spec |= {option: getattr(arguments, flag) for option, flag in flags if getattr(arguments, flag) is not None}
+    flags = {
+        "enabled": "spec",
+        "type": "spec_type",
+        "draft": "spec_draft",
+        "pmin": "spec_pmin",
+        "draft_model": "draft_model",
+    }
+    spec = {option: getattr(arguments, flag) for option, flag in flags.items() if getattr(arguments, flag) is not None}
     return LLM(
         arguments.model,
         device=arguments.device,
@@ -103,7 +108,7 @@ def load(arguments: argparse.Namespace) -> LLM:
         n_threads=arguments.threads,
         cache_type_k=arguments.cache_type_k,
         cache_type_v=arguments.cache_type_v,
-        speculation=spec,
+        speculation=spec or "auto",
     )
 
 

@@ -46,6 +46,10 @@ class GraphBuilder:
             self.inputs[name] = tensor
         return self.inputs[name]
 
+    def leaf(self, type: int, *shape: int) -> Tensor:
+        """A tensor that ops of this graph write into (`cpy` to a view of it) before others read it: no input."""
+        return lib.ggml_new_tensor(self.ctx, type, len(shape), list(shape))
+
     def output(self, tensor: Tensor) -> Tensor:
         """Marks a result that is read after the replay, and schedules it."""
         lib.ggml_set_output(tensor)
@@ -98,6 +102,10 @@ class GraphBuilder:
     def swiglu_split(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up"""
         return lib.ggml_swiglu_split(self.ctx, gate, up)
+
+    def swiglu(self, a: Tensor) -> Tensor:
+        """silu(first half of axis 0) * second half"""
+        return lib.ggml_swiglu(self.ctx, a)
 
     def geglu_split(self, gate: Tensor, up: Tensor) -> Tensor:
         """gelu(gate) * up, the tanh approximation of gelu"""
@@ -165,6 +173,10 @@ class GraphBuilder:
         """Axis i of `a` becomes axis (x, y, z, w)[i] of the result: a view."""
         return lib.ggml_permute(self.ctx, a, x, y, z, w)
 
+    def transpose(self, a: Tensor) -> Tensor:
+        """Axes 0 and 1 exchanged: a view."""
+        return lib.ggml_transpose(self.ctx, a)
+
     def view(self, a: Tensor, shape: tuple[int, ...], strides: tuple[int, ...] = (), offset: int = 0) -> Tensor:
         """A view; `strides` are bytes of axes 1.. (one fewer than axes), `offset` is in bytes."""
         build = (lib.ggml_view_1d, lib.ggml_view_2d, lib.ggml_view_3d, lib.ggml_view_4d)[len(shape) - 1]
@@ -189,3 +201,19 @@ class GraphBuilder:
             self.ctx, a, positions, ffi.NULL if factors is None else factors, rope.dims, mode, rope.original_context,
             rope.base, rope.scale, rope.ext_factor, rope.attention_factor, rope.beta_fast, rope.beta_slow,
         )  # fmt: skip
+
+    # -- recurrence ------------------------------------------------------------------------------------------------
+
+    def ssm_conv(self, a: Tensor, kernel: Tensor) -> Tensor:
+        """Causal depthwise convolution: a {taps - 1 + rows, channels, s}, kernel {taps, channels} -> {channels, rows, s}"""
+        return lib.ggml_ssm_conv(self.ctx, a, kernel)
+
+    def gated_delta_net(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, snapshots: int
+    ) -> Tensor:
+        """q, k {d, key heads, rows, s}, v {d, heads, rows, s}, decay (log) and beta {1, heads, rows, s}, state {d, d, heads, s}.
+
+        One F32 run: d * heads * rows * s outputs, then `snapshots` states {d, d, heads, s}: after the last row, the one
+        before it, ... `state` is only read.
+        """
+        return lib.ggml_gated_delta_net(self.ctx, q, k, v, decay, beta, state, snapshots)

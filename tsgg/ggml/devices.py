@@ -58,13 +58,14 @@ def pick_device(name: str = "auto") -> Device:
     Raises `UsageError` that lists the devices when there is none of that name.
     """
     found = devices()
-    if name.lower() == "auto":
+    wanted = str(name).lower()
+    if wanted == "auto":
         for kind in ("gpu", "igpu", "cpu"):
             for device in found:
                 if device.kind == kind:
                     return device
     for device in found:
-        if device.name.lower() == name.lower():
+        if device.name.lower() == wanted:
             return device
     raise UsageError(f"no device {name!r}: this build has {', '.join(device.name for device in found)} (and 'auto')")
 

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from tsgg.errors import UsageError
+from tsgg.errors import TsggError, UsageError
 from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
-from tsgg.ggml.devices import Device
+from tsgg.ggml.devices import Backend, Device
 from tsgg.memory.kv import KVArena, KVInputs, KVStep, cell_bytes, round_cells
-from tsgg.models.base import Attention
+from tsgg.memory.recurrent import RecurrentArena, RecurrentInputs, RecurrentStep, Rows, scratch_bytes, state_bytes
+from tsgg.models.base import Attention, Recurrent
 
 LARGEST_RUN = 512  # rows that may lie uncommitted in memory: a prefill chunk (a verify has at most 65)
+
+
+Layers = Sequences[Attention | Recurrent]  # a model's geometry, layer by layer
 
 
 class Memory:
     """Arenas for `slots` sequences of `context` tokens. Allocated once, freed by `close`."""
 
     def __init__(
-        self, layers: Sequences[Attention], context: int, slots: int, device: Device, type_k: str, type_v: str
+        self, layers: Layers, context: int, slots: int, device: Device, type_k: str, type_v: str
     ) -> None:
         """`layers` is the architecture's geometry, a layer each. Raises `UsageError`, `OutOfMemoryError`."""
         self.arenas: dict[str, KVArena] = {}
+        self.recurrent: RecurrentArena | None = None
+        recurrent = {i: layer for i, layer in enumerate(layers) if isinstance(layer, Recurrent)}
         try:
+            if recurrent:
+                self.recurrent = RecurrentArena(recurrent, slots, device)
             for name, (members, cells) in _group(layers, context).items():
                 self.arenas[name] = KVArena(members, cells, slots, device, type_k, type_v)
         except BaseException:
@@ -35,14 +43,19 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        return sum(arena.nbytes for arena in self.arenas.values())
+        """Bytes allocated now; those of recurrent layers grow with the rows of a verify."""
+        return sum(arena.nbytes for arena in (*self.arenas.values(), *filter(None, (self.recurrent,))))
 
     def buckets(self, length: int) -> tuple[int, ...]:
         """Cells that a graph reads of every arena when the longest sequence reaches `length`."""
         return tuple(arena.bucket(length) for arena in self.arenas.values())
 
+    def can_return(self, length: int, highest: int) -> bool:
+        """Whether a sequence can be cut back to `length`: a recurrent state cannot, but to nothing."""
+        return not length or (self.recurrent is None and self.reachable(length, highest))
+
     def reachable(self, length: int, highest: int) -> bool:
-        """Whether every arena still holds what a sequence needs to go on from `length`; see `KVArena.reachable`."""
+        """Whether every window still holds what a sequence needs to go on from `length`; see `KVArena.reachable`."""
         return all(arena.reachable(length, highest) for arena in self.arenas.values())
 
     def check_run(self, length: int, highest: int, rows: int) -> None:
@@ -56,23 +69,54 @@ class Memory:
                 f"forward at most {LARGEST_RUN} at a time"
             )
 
-    def step(self, g: GraphBuilder, first: int, sequences: int, rows: int, buckets: tuple[int, ...]) -> MemoryStep:
+    def reset(self, slot: int) -> None:
+        """The slot's sequence is empty."""
+        if self.recurrent is not None:
+            self.recurrent.reset(slot)
+
+    def use(self, backend: Backend) -> None:
+        """Names the backend that the forward runs on: what memory copies by itself has to keep its order."""
+        if self.recurrent is not None:
+            self.recurrent.backend = backend
+
+    def has_room(self, sequences: int, rows: int, partly: bool) -> bool:
+        """Whether a graph of that shape can be built; `partly`: any number of its rows may be committed."""
+        return self.recurrent is None or self.recurrent.has_room(Rows.of(0, sequences, rows, partly))
+
+    def make_room(self, sequences: int, rows: int, partly: bool) -> None:
+        """Makes `has_room` true. Graphs built before must not run again. Raises `OutOfMemoryError`."""
+        if self.recurrent is not None:
+            self.recurrent.make_room(Rows.of(0, sequences, rows, partly))
+
+    def step(
+        self, g: GraphBuilder, first: int, sequences: int, rows: int, buckets: tuple[int, ...], partly: bool = False
+    ) -> MemoryStep:
+        """`partly`: any number of the rows may be committed, not only none or all."""
         steps = {
             name: KVStep(arena, g, name, first, sequences, rows, cells)
             for (name, arena), cells in zip(self.arenas.items(), buckets, strict=True)
         }
-        return MemoryStep(steps)
+        if self.recurrent is None:
+            return MemoryStep(steps)
+        return MemoryStep(steps, RecurrentStep(self.recurrent, g, Rows.of(first, sequences, rows, partly)))
 
     def close(self) -> None:
-        for arena in self.arenas.values():
+        for arena in (*self.arenas.values(), *filter(None, (self.recurrent,))):
             arena.close()
+
+
+class StepInputs(Protocol):
+    """What an arena does before a graph is replayed."""
+
+    def fill(self, first: Any) -> None:
+        """Rewrites inputs for sequences whose first rows have the positions `first` (int32_t *)."""
 
 
 class MemoryStep:
     """Memory's part of one forward under construction: each layer finds its arena."""
 
-    def __init__(self, steps: dict[str, KVStep]) -> None:
-        self._steps = steps
+    def __init__(self, steps: dict[str, KVStep], recurrent: RecurrentStep | None = None) -> None:
+        self._steps, self._recurrent = steps, recurrent
         self._of_layer = {layer: step for step in steps.values() for layer in step.arena.layers}
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -83,29 +127,47 @@ class MemoryStep:
         """Attention of q {d, heads, rows} over the layer's cells: {value_dim * heads, rows}."""
         return self._of_layer[layer].attend(layer, q, scale)
 
-    def inputs(self, arrays: dict[str, NDArray[Any]]) -> list[KVInputs]:
-        """What rewrites the arenas' inputs before a replay. An arena that no layer of the graph used has none."""
-        return [KVInputs(step, arrays) for name, step in self._steps.items() if f"{name}.cells" in arrays]
+    @property
+    def recurrent(self) -> RecurrentStep:
+        if self._recurrent is None:
+            raise TsggError("this architecture builds recurrent layers but declares none")
+        return self._recurrent
+
+    def inputs(self, arrays: dict[str, NDArray[Any]]) -> list[StepInputs]:
+        """What is done for the arenas before a replay. An arena that no layer of the graph used needs nothing."""
+        inputs: list[StepInputs] = [
+            KVInputs(step, arrays) for name, step in self._steps.items() if f"{name}.cells" in arrays
+        ]
+        return inputs if self._recurrent is None else [*inputs, RecurrentInputs(self._recurrent)]
 
 
-def memory_bytes(layers: Sequences[Attention], context: int, slots: int, type_k: str, type_v: str) -> int:
-    """Bytes of all arenas, before they are allocated."""
-    return sum(
+def memory_bytes(layers: Layers, context: int, slots: int, type_k: str, type_v: str) -> int:
+    """Bytes of all arenas, before they are allocated; without the scratch of recurrent layers."""
+    states = slots * sum(state_bytes(layer) for layer in layers if isinstance(layer, Recurrent))
+    return states + sum(
         slots * round_cells(cells) * cell_bytes(layer, type_k, type_v)
         for members, cells in _group(layers, context).values()
         for layer in members.values()
     )
 
 
-def full_memory_bytes(layers: Sequences[Attention], context: int, slots: int, type_k: str, type_v: str) -> int:
+def verify_bytes(layers: Layers, sequences: int, rows: int) -> int:
+    """Bytes of scratch that a verify of `rows` rows of each of `sequences` takes, for recurrent layers."""
+    return sum(scratch_bytes(layer, sequences, rows) for layer in layers if isinstance(layer, Recurrent))
+
+
+def full_memory_bytes(layers: Layers, context: int, slots: int, type_k: str, type_v: str) -> int:
     """What `memory_bytes` would be if layers with a window kept every position too: what the rings save."""
-    return memory_bytes([replace(layer, window=0) for layer in layers], context, slots, type_k, type_v)
+    full = [replace(layer, window=0) if isinstance(layer, Attention) else layer for layer in layers]
+    return memory_bytes(full, context, slots, type_k, type_v)
 
 
-def _group(layers: Sequences[Attention], context: int) -> dict[str, tuple[dict[int, Attention], int]]:
+def _group(layers: Layers, context: int) -> dict[str, tuple[dict[int, Attention], int]]:
     """Layers by arena, with the cells of a slot: all positions, or a window and the largest uncommitted run."""
     groups: dict[str, tuple[dict[int, Attention], int]] = {}
     for number, layer in enumerate(layers):
+        if isinstance(layer, Recurrent):
+            continue
         name = f"window{layer.window}" if layer.window else "kv"
         cells = min(context, layer.window + LARGEST_RUN) if layer.window else context
         groups.setdefault(name, ({}, cells))[0][number] = layer

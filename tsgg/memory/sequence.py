@@ -38,25 +38,32 @@ class Sequence:
         self._highest = max(self._highest, len(self.tokens) + len(tokens))
 
     def commit(self, kept: int) -> None:
-        """Keeps the first `kept` rows of the last forward; the others are rejected and will be overwritten."""
+        """Keeps the first `kept` rows of the last forward; the others are rejected and will be overwritten.
+
+        Raises `UsageError` for rows that are not there; on a model with recurrent layers `TsggError`, see `RecurrentArena`.
+        """
         if not 0 <= kept <= len(self.pending):
             raise UsageError(f"commit({kept}): the last forward left {len(self.pending)} rows")
+        if kept and self._memory.recurrent is not None:
+            self._memory.recurrent.commit(self.slot, kept)
         self.tokens.extend(self.pending[:kept])
         self.pending = []
 
     def truncate(self, length: int) -> int:
         """Forgets every row past `length`; returns the length reached.
 
-        Full attention reaches any length. A sliding window that has wrapped past it cannot: then everything goes (0).
+        Full attention reaches any length. A sliding window that has wrapped past it cannot, a recurrent state reaches none
+        but the present one: then everything goes (0).
         """
         if length < 0:
             raise UsageError(f"truncate({length}): a length is not negative")
         self.pending = []
-        if length < len(self.tokens) and not self._memory.reachable(length, self._highest):
+        if length < len(self.tokens) and not self._memory.can_return(length, self._highest):
             length = 0
         del self.tokens[length:]
         if not self.tokens:
             self._highest = 0
+            self._memory.reset(self.slot)
         return len(self.tokens)
 
     def check_room(self, rows: int) -> None:
@@ -84,7 +91,9 @@ class Slots:
     def take(self) -> Sequence:
         if not self._free:
             raise ContextFullError(f"all {self.count} sequences of this model are in use: load it with a larger n_seq")
-        return Sequence(self._free.pop(0), self.capacity, self._memory)
+        slot = self._free.pop(0)
+        self._memory.reset(slot)
+        return Sequence(slot, self.capacity, self._memory)
 
     def release(self, sequence: Sequence) -> None:
         """Gives the slot back; a second call does nothing."""

@@ -97,7 +97,7 @@ class Tokenizer:
         if found is None:
             text, kind = self.token_text(token), self.vocabulary.types[token]
             if kind == BYTE:
-                found = _byte(text)
+                found = bytes((int(text[3:5], 16),))
             elif kind in (NORMAL, UNUSED):
                 found = self._merger.decode(text)
             else:
@@ -123,14 +123,4 @@ class Tokenizer:
 
     @cached_property
     def _user_defined(self) -> SpecialTokens:
-        ends = self.end_of_generation  # an end mark is control, whatever type the file gives it
-        texts = self.vocabulary.split_texts(control=False)
-        return SpecialTokens({text: token for text, token in texts.items() if token not in ends})
-
-
-def _byte(text: str) -> bytes:
-    """The byte of `<0xXX>`."""
-    try:
-        return bytes((int(text[3:5], 16),))
-    except ValueError:
-        raise ModelFileError(f"token {text!r} has type byte, expected a text like <0x0A>") from None
+        return SpecialTokens(self.vocabulary.split_texts(control=False))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
@@ -11,6 +13,8 @@ from tsgg.tokenizer import pretokenize
 from tsgg.tokenizer.vocab import Vocabulary
 
 SPACE = "\u2581"  # what stands for a space in SentencePiece-like vocabularies
+_NEVER = "\U0010ffff\U0010ffff"  # a code point that is no character, twice
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def byte_characters() -> dict[str, int]:
@@ -26,15 +30,20 @@ class ByteLevelBPE:
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
         rules = pretokenize.find(vocabulary.pre)
-        self._library = Library(_model(vocabulary, metadata, ignore_merges=rules.ignore_merges))
+        self._bytes = byte_characters()
+        ids, self._size = library_ids(vocabulary), len(vocabulary.texts)
+        # A byte without a token gets a stand-in past the end: unknown to the library, it would vanish before merging and
+        # its neighbours would merge across the hole. `encode` drops it afterwards.
+        self._holes = [character for character in self._bytes if character not in ids]
+        ids = ids | {character: self._size + i for i, character in enumerate(self._holes)}
+        self._library = Library(_model(ids, metadata, ignore_merges=rules.ignore_merges))
         splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in rules.regexes]
         mapping = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._library.pre_tokenizer = pre_tokenizers.Sequence([*splits, mapping])
-        self._bytes = byte_characters()
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        return ids
+        return [token for token in ids if token < self._size] if self._holes else ids
 
     def decode(self, text: str) -> bytes:
         """Bytes of a normal token's text; characters outside the table stand for themselves."""
@@ -48,7 +57,7 @@ class CharacterBPE:
     """`gemma4`: spaces become U+2581, runs of newlines stand apart, pairs of characters merge by rank."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
-        self._library = Library(_model(vocabulary, metadata, byte_fallback=True))
+        self._library = Library(_model(library_ids(vocabulary), metadata, byte_fallback=True))
         self._library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
 
     def encode(self, text: str) -> list[int]:
@@ -60,15 +69,17 @@ class CharacterBPE:
 
 
 def _model(
-    vocabulary: Vocabulary, metadata: Metadata, *, ignore_merges: bool = False, byte_fallback: bool = False
+    ids: dict[str, int], metadata: Metadata, *, ignore_merges: bool = False, byte_fallback: bool = False
 ) -> models.BPE:
     merges = []
     for line in metadata.get_strings("tokenizer.ggml.merges"):
-        cut = line.find(" ", 1)
-        if cut < 0 or cut == len(line) - 1:
+        left, space, right = line.partition(" ")
+        if not left:  # the text on the left begins with a space
+            left, space, right = line[1:].partition(" ")
+            left = " " + left
+        if not space or not right:
             raise ModelFileError(f"tokenizer.ggml.merges holds {line!r}, expected two texts with a space between them")
-        merges.append((line[:cut], line[cut + 1 :]))
-    ids = library_ids(vocabulary)
+        merges.append((left, right))
     try:
         return models.BPE(ids, merges, ignore_merges=ignore_merges, byte_fallback=byte_fallback)
     except Exception as error:  # the library raises bare exceptions
@@ -76,15 +87,12 @@ def _model(
 
 
 def library_ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """The vocabulary for a library that wants valid text: a token that is none gets a stand-in that matches nothing."""
+    """The vocabulary for a library that wants valid text: an empty or broken one gets a stand-in that is never met."""
     ids = vocabulary.ids
-    broken = [text for text in ids if not _is_text(text)]
-    if broken:
+    if _SURROGATE.search("".join(ids)) or "" in ids:
+        broken = [text for text in ids if not text or _SURROGATE.search(text)]
         ids = dict(ids)
         for text in broken:
-            ids[f"\0broken {ids[text]}"] = ids.pop(text)
+            token = ids.pop(text)
+            ids[f"{_NEVER}{token}{_NEVER}"] = token  # no pair of tokens joins to this
     return ids
-
-
-def _is_text(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)

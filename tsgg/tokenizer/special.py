@@ -1,4 +1,4 @@
-"""Finding special tokens in a text: leftmost, the longest that starts there."""
+"""Finding special tokens in a text: the longest first, wherever it is; equally long ones from the left."""
 
 from __future__ import annotations
 
@@ -11,38 +11,62 @@ class SpecialTokens:
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = dict(tokens)
-        self._lengths: dict[str, list[int]] = {}  # by first character, longest first
+        lengths: dict[str, set[int]] = {}
         seconds: dict[str, set[str]] = {}
         for text in tokens:
-            self._lengths.setdefault(text[0], []).append(len(text))
+            lengths.setdefault(text[0], set()).add(len(text))
             seconds.setdefault(text[0], set()).add(text[1:2])
-        for first, lengths in self._lengths.items():
-            self._lengths[first] = sorted(set(lengths), reverse=True)
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
         starts = [_start(first, following) for first, following in seconds.items()]
         self._start = re.compile("|".join(starts)) if starts else None
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """(plain text, None) and (special text, its id), in order; nothing is empty."""
-        begin = at = 0
-        while self._start is not None and (match := self._start.search(text, at)):
-            at = match.start()
-            token = self._longest(text, at)
-            if token is None:
-                at += 1
-                continue
+        begin = 0
+        for at, token in self._chosen(text):
             if at > begin:
                 yield text[begin:at], None
             yield token, self._tokens[token]
-            begin = at = at + len(token)
+            begin = at + len(token)
         if begin < len(text):
             yield text[begin:], None
 
-    def _longest(self, text: str, at: int) -> str | None:
-        for length in self._lengths[text[at]]:
-            piece = text[at : at + length]
-            if piece in self._tokens:
-                return piece
-        return None
+    def _chosen(self, text: str) -> list[tuple[int, str]]:
+        """Occurrences that keep clear of each other, by place. Groups that overlap are rare, and decided one by one."""
+        chosen: list[tuple[int, str]] = []
+        group: list[tuple[int, str]] = []
+        end = 0
+        for at, token in self._occurrences(text):
+            if at >= end and group:
+                chosen += _longest_first(group)
+                group = []
+            group.append((at, token))
+            end = max(end, at + len(token))
+        return chosen + _longest_first(group)
+
+    def _occurrences(self, text: str) -> Iterator[tuple[int, str]]:
+        """Every token at every place, by place."""
+        for match in self._start.finditer(text) if self._start is not None else ():
+            at = match.start()
+            for length in self._lengths[text[at]]:
+                piece = text[at : at + length]
+                if len(piece) == length and piece in self._tokens:
+                    yield at, piece
+
+
+def _longest_first(group: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """What remains of overlapping occurrences when the longest text (in bytes, as the file has it) is cut out first."""
+    if len(group) < 2:
+        return group
+    first = group[0][0]
+    taken = bytearray(max(at + len(token) for at, token in group) - first)
+    chosen = []
+    for at, token in sorted(group, key=lambda found: (-len(found[1].encode()), found[0])):
+        low, high = at - first, at - first + len(token)
+        if not taken[low] and not taken[high - 1]:  # what was taken is no shorter: it covers an end where it overlaps
+            taken[low:high] = b"\1" * len(token)
+            chosen.append((at, token))
+    return sorted(chosen)
 
 
 def _start(first: str, seconds: set[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from tsgg.errors import ModelFileError
 from tsgg.gguf import Metadata
+from tsgg.tokenizer import pretokenize
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MAX_TOKENS = 1 << 24
@@ -26,6 +28,14 @@ MIDDLE_TEXTS = (
     ("<|file_sep|>",),
 )
 MIDDLE_KEYS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
+# Fill-in-the-middle markers inside a file: control, whatever type the file gives them.
+MARK_TEXTS = (
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>", "<|prefix|>",
+    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>", "<|suffix|>",
+    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>", "<|middle|>",
+)  # fmt: skip
+# Headers of the channels of an answer: without them in the text nobody could tell reasoning from the answer.
+CHANNEL_TEXTS = ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>")
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Vocabulary:
     kind: str  # tokenizer.ggml.model
     pre: str  # tokenizer.ggml.pre, "" when absent
     texts: list[str]
-    types: list[int]
+    types: list[int]  # the file's, corrected by text: an end mark is control
     scores: list[float]  # empty when the file has none
     ids: dict[str, int]
     special: dict[str, int | None]  # bos, eos, eot, eom, unk, pad
@@ -63,6 +73,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         raise ModelFileError(f"tokenizer.ggml.tokens holds {count - len(ids)} texts twice: ids would be ambiguous")
     types = _per_token(metadata, "token_type", count, "iu") or [NORMAL] * count
     kind = metadata.get_str("tokenizer.ggml.model")
+    _check_bytes(texts, types)
     pre = metadata.get_str("tokenizer.ggml.pre", "")
     special = {name: _special(metadata, name, key, count) for name, key in _SPECIAL_KEYS.items()}
     if kind == "llama":  # SentencePiece's defaults
@@ -70,7 +81,9 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
             if f"tokenizer.ggml.{_SPECIAL_KEYS[name]}" not in metadata and default < count:
                 special[name] = default
     sentence_piece = kind == "llama"
-    bos_default = sentence_piece or kind == "gemma4" or pre in BOS_BY_DEFAULT
+    bos_default = kind != "gpt2" or pretokenize.find(pre).add_bos
+    ends = _ends(metadata, ids, special)
+    _correct_types(types, ids, ends)
     add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token", bos_default)
     return Vocabulary(
         kind=kind,
@@ -80,15 +93,13 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         scores=_per_token(metadata, "scores", count, "f") or [],
         ids=ids,
         special=special,
-        end_of_generation=_ends(metadata, ids, special),
+        end_of_generation=ends,
         add_bos=add_bos or kind == "gemma4",  # files of this family say false and mean true
         add_eos=metadata.get_bool("tokenizer.ggml.add_eos_token", False),
         add_space_prefix=metadata.get_bool("tokenizer.ggml.add_space_prefix", sentence_piece),
         chat_template=metadata.get_str("tokenizer.chat_template", None),
     )
 
-
-BOS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 
 _SPECIAL_KEYS = {
     "bos": "bos_token_id",
@@ -130,7 +141,28 @@ def _ends(metadata: Metadata, ids: dict[str, int], special: dict[str, int | None
         ends.add(token)
     if "<|tool_response>" in ids and "</s>" in ids and ids["</s>"] != special["eos"]:
         ends.discard(ids["</s>"])  # there `</s>` is an HTML tag
+    if {"<|call|>", "<|return|>"} <= ids.keys() or {"<|calls|>", "<|flush|>"} <= ids.keys():
+        end = ids.get("<|end|>")  # there `<|end|>` closes one message of several in a turn
+        ends -= {end} - {special["eos"]}
     return frozenset(token for token in ends if token is not None)
+
+
+def _correct_types(types: list[int], ids: dict[str, int], ends: frozenset[int]) -> None:
+    """Types by text: converters leave marks as normal or user-defined, and a prompt's plain text would then end a turn."""
+    for token in ends:
+        types[token] = CONTROL
+    for text in MARK_TEXTS:
+        if text in ids:
+            types[ids[text]] = CONTROL
+    for text in CHANNEL_TEXTS:
+        if text in ids:
+            types[ids[text]] = USER_DEFINED
+
+
+def _check_bytes(texts: list[str], types: list[int]) -> None:
+    for text, kind in zip(texts, types, strict=True):
+        if kind == BYTE and not re.fullmatch("<0x[0-9A-Fa-f]{2}>", text):
+            raise ModelFileError(f"token {text!r} has type byte, expected a text like <0x0A>: convert the model again")
 
 
 def _per_token(metadata: Metadata, name: str, count: int, kinds: str) -> list[Any] | None:
@@ -140,5 +172,7 @@ def _per_token(metadata: Metadata, name: str, count: int, kinds: str) -> list[An
     array = metadata.get_array(full)
     if len(array) != count or np.asarray(array).dtype.kind not in kinds:
         raise ModelFileError(f"{full} has {len(array)} entries, expected a number for each of {count} tokens")
+    if not np.isfinite(array).all():  # merging by score would never settle on an order
+        raise ModelFileError(f"{full} holds numbers that are not finite: the file is damaged, convert the model again")
     values: list[Any] = np.asarray(array).tolist()
     return values

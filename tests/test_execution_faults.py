@@ -1,0 +1,94 @@
+"""Whatever a drafter does wrong costs its request the speculation, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.scripted import (
+    VOCAB,
+    ScriptedDrafter,
+    ScriptedTrunk,
+    empty,
+    mixed,
+    out_of_range,
+    plain_stream,
+    right,
+    too_long,
+)
+from tests.scripted_loop import LIMIT, PROMPT, assert_memory, begin, decode, finish, options
+from tsgg.speculative import (
+    Draft,
+    DraftContext,
+    SpeculativeExecution,
+)
+from tsgg.speculative.execution import NO_ROOM
+
+
+@pytest.mark.parametrize("fail_at", [0, 2])
+@pytest.mark.parametrize("method", ["open", "propose", "commit", "close"])
+def test_a_drafter_that_raises_is_dropped_with_one_logged_reason_and_the_request_goes_on(
+    method: str, fail_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail_at = 0 if method in ("open", "close") else fail_at
+    drafter = ScriptedDrafter(mixed, fail_in=method, fail_at=fail_at)
+    execution = SpeculativeExecution(ScriptedTrunk(), drafter, options(4))
+    with caplog.at_level(logging.WARNING):
+        request, sequence, sampler = begin(execution, PROMPT, LIMIT)
+        finish(execution, request)
+        execution.disarm(request)
+        execution.disarm(request)
+    assert sampler.tokens == plain_stream(PROMPT, LIMIT)
+    assert_memory(sequence, PROMPT, sampler.tokens)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    dropped = request.counters.snapshot().dropped
+    assert dropped is not None and dropped in caplog.text and f"broken in {method}" in dropped
+    assert drafter.closed == [request.key]  # what it held for the request is released, once
+
+
+def test_a_drafter_that_raises_after_the_trunk_committed_drafts_no_more() -> None:
+    drafter = ScriptedDrafter(right, fail_in="commit", fail_at=3)  # two chunks of the prompt, one step
+    _, sequence, sampler, steps = decode(drafter, 4, limit=20)
+    assert [len(step.tokens) for step in steps[:3]] == [5, 5, 1]
+    assert_memory(sequence, PROMPT, sampler.tokens)
+
+
+class Odd(ScriptedDrafter):
+    """Hands back something that is not one draft per context."""
+
+    def __init__(self, result: object) -> None:
+        super().__init__(empty)
+        self.result = result
+
+    def propose(self, contexts: list[DraftContext]) -> list[Draft]:
+        return self.result  # type: ignore[return-value]
+
+
+MALFORMED: list[Any] = [None, [], [Draft()] * 2, ["drafts"]]
+BAD_TOKENS: list[Any] = [("a",), (1.0,), None]
+
+
+@pytest.mark.parametrize("result", [*MALFORMED, *([Draft(tokens)] for tokens in BAD_TOKENS)], ids=repr)
+def test_a_malformed_proposal_counts_as_raising(result: object, caplog: pytest.LogCaptureFixture) -> None:
+    request, _, sampler, _ = decode(Odd(result), 4, limit=10)
+    assert sampler.tokens == plain_stream(PROMPT, 10)
+    assert len(caplog.records) == 1 and "failed in propose" in str(request.counters.dropped)
+
+
+def test_tokens_outside_the_vocabulary_or_the_window_are_counted_and_never_forwarded() -> None:
+    trunk = ScriptedTrunk()  # asserts on every token that it is given
+    request, _, _, _ = decode(ScriptedDrafter(out_of_range), 8, limit=21, trunk=trunk)
+    stats = request.counters.snapshot()
+    assert set(stats.drafted_per_position) == {stats.verifies} and stats.drafted == stats.verifies
+    assert stats.discarded == 3 * stats.verifies
+    request, _, _, _ = decode(ScriptedDrafter(too_long), 4, limit=1 + 5 * 3)
+    assert request.counters.snapshot().discarded == 5 * 3
+
+
+def test_a_draft_of_nothing_valid_is_a_silent_step() -> None:
+    request, _, _, _ = decode(ScriptedDrafter(lambda prefix, window: [VOCAB, 0]), 4, limit=5)
+    stats = request.counters.snapshot()
+    assert stats.verifies == 0 and stats.discarded == 2 * 3
+    assert dict(stats.silence_reasons) == {"no valid token in the draft": 3, NO_ROOM: 1}

@@ -1,0 +1,318 @@
+"""Recurrent states: what a convolution and a delta rule carry from row to row, which no bookkeeping can take back.
+
+    live      conv {channels, taps - 1, slots}      the last rows before the convolution, one layer each
+              state {key_dim, value_dim, heads, slots}
+    scratch   what one forward leaves: the states after its rows, newest first, and the rows that it convolved
+
+A forward reads the live state and writes scratch, so rows that nobody commits change nothing. `commit(kept)` copies the state
+after row kept - 1 over the live one: a small persistent graph per slot, two copies a layer, whose row numbers are data. So there
+is one family of states for all row counts, the state never leaves the device, and no row is forwarded twice.
+
+Where a forward hands out the logits of all its rows (a verify, at most 65 rows), the state after every row is kept, and any
+number of rows can be committed. Any other (a prefill chunk) keeps the state after its last row only, and is committed whole.
+Scratch belongs to the last forward: its rows are committed before the next one, or never.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tsgg.errors import TsggError, UnsupportedError
+from tsgg.ggml import buffers
+from tsgg.ggml.buffers import F32, I32, Tensor, TensorSet
+from tsgg.ggml.builder import GraphBuilder
+from tsgg.ggml.devices import Backend, Device
+from tsgg.ggml.graph import Graph
+from tsgg.ggml.library import ffi, lib
+from tsgg.models.base import Recurrent
+
+log = logging.getLogger("tsgg.memory")
+
+LARGEST_VERIFY = 65  # rows: `last` and the most drafts that a window has
+GPU_STATES = (16, 32, 64, 128)  # key dimensions that GPU kernels know; CUDA's aborts the process on any other
+FLOAT = 4  # bytes: states are F32 whatever the KV type is
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the rows of one forward lie: `count` each for `sequences` in slots `first`, `first` + 1, ..."""
+
+    first: int
+    sequences: int
+    count: int
+    every: bool  # the state after every row is kept, not the last one's alone
+
+    @classmethod
+    def of(cls, first: int, sequences: int, count: int, partly: bool) -> Rows:
+        """`partly`: any number of the rows may be committed."""
+        return cls(first, sequences, count, count == 1 or (partly and count <= LARGEST_VERIFY))
+
+    @property
+    def states(self) -> int:
+        """State sets in scratch."""
+        return self.sequences * (self.count if self.every else 1)
+
+    def convolved(self, taps: int) -> int:
+        """Convolved rows in scratch."""
+        return self.sequences * (taps - 1 + (self.count if self.every else 0))
+
+
+class RecurrentArena:
+    """Live states of some layers for `slots` sequences, and the scratch that grows to what forwards need."""
+
+    def __init__(self, layers: Mapping[int, Recurrent], slots: int, device: Device) -> None:
+        """`layers`: geometry by layer number, the same for all. Raises `UnsupportedError`, `OutOfMemoryError`."""
+        shapes = set(layers.values())
+        self.shape = shapes.pop()
+        if shapes:
+            raise UnsupportedError("recurrent layers of different geometry in one model are not implemented")
+        if not device.is_cpu and self.shape.key_dim not in GPU_STATES:
+            raise UnsupportedError(
+                f"recurrent states of {self.shape.key_dim} channels do not run on {device.name}, which computes "
+                f"{', '.join(map(str, GPU_STATES))}: use device='cpu'"
+            )
+        self.layers, self.slots, self.device = tuple(layers), slots, device
+        self.backend: Backend | None = None  # where commits run; set by the forward that owns it
+        self.rows: Rows | None = None  # of the last forward: what scratch holds
+        self.tensors = TensorSet(2 * len(self.layers))
+        self.conv: dict[int, Tensor] = {}
+        self.state: dict[int, Tensor] = {}
+        shape = self.shape
+        for i in self.layers:
+            self.conv[i] = self.tensors.new(F32, (shape.channels, shape.taps - 1, slots), f"conv.{i}")
+            state = (shape.key_dim, shape.value_dim, shape.heads, slots)
+            self.state[i] = self.tensors.new(F32, state, f"state.{i}")
+        self.live_nbytes = self.tensors.allocate(device.buffer_type)
+        self._empty = [True] * slots  # slots whose live state is zero
+        self._scratch: _Scratch | None = None
+        self._commits: dict[int, _Commit] = {}
+
+    @property
+    def scratch_nbytes(self) -> int:
+        return self._scratch.nbytes if self._scratch is not None else 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.live_nbytes + self.scratch_nbytes
+
+    @property
+    def scratch(self) -> _Scratch:
+        if self._scratch is None:
+            raise TsggError("no scratch for recurrent states: `make_room` comes before a graph is built")
+        return self._scratch
+
+    def has_room(self, rows: Rows) -> bool:
+        """Whether scratch holds what such a forward leaves."""
+        scratch = self._scratch
+        return scratch is not None and rows.states <= scratch.states and rows.convolved(self.shape.taps) <= scratch.rows
+
+    def make_room(self, rows: Rows) -> None:
+        """Grows scratch. Graphs built before hold addresses in the old one: they must not run again.
+
+        Raises `OutOfMemoryError`, with no scratch left.
+        """
+        states, convolved = rows.states, rows.convolved(self.shape.taps)
+        if self._scratch is not None:
+            states, convolved = max(states, self._scratch.states), max(convolved, self._scratch.rows)
+        self._drop_scratch()
+        self._scratch = _Scratch(self.layers, self.shape, states, convolved, self.device)
+        log.info("states after %d rows: %.1f MiB of scratch", states, self._scratch.nbytes / 2**20)
+
+    def reset(self, slot: int) -> None:
+        """The slot's sequence is empty: zero state."""
+        if self._empty[slot]:
+            return
+        for tensor in (*self.conv.values(), *self.state.values()):
+            size = buffers.nbytes(tensor) // self.slots
+            lib.ggml_backend_tensor_memset(tensor, 0, slot * size, size)
+        self._empty[slot] = True
+
+    def commit(self, slot: int, kept: int) -> None:
+        """Makes the state after the first `kept` (one or more) rows of the slot's last forward the live one.
+
+        Raises `TsggError` where scratch does not hold that state, with nothing changed.
+        """
+        rows = self.rows
+        if rows is None or not rows.first <= slot < rows.first + rows.sequences:
+            raise TsggError(
+                "another forward has run since this sequence's: the states after its rows are gone. "
+                "Commit a forward's rows before the next forward"
+            )
+        if kept != rows.count and not rows.every:
+            raise TsggError(
+                f"commit({kept}) of {rows.count} rows: the recurrent state was kept after the last row only. Ask for the "
+                f"logits of all rows (at most {LARGEST_VERIFY}) where some of them may be rejected"
+            )
+        if slot not in self._commits:
+            self._commits[slot] = _Commit(self, slot)
+        self._empty[slot] = False
+        index, taps = slot - rows.first, self.shape.taps
+        if rows.every:  # newest first, the sequences of a row side by side; convolved rows by sequence, in order
+            state = (rows.count - kept) * rows.sequences + index
+            self._commits[slot].run(state, index * (taps - 1 + rows.count) + kept)
+        else:
+            self._commits[slot].run(index, index * (taps - 1))
+
+    def close(self) -> None:
+        self._drop_scratch()
+        self.tensors.close()
+
+    def _drop_scratch(self) -> None:
+        self.rows = None
+        for commit in self._commits.values():
+            commit.graph.close()
+        self._commits.clear()
+        if self._scratch is not None:
+            self._scratch.tensors.close()
+            self._scratch = None
+
+
+class _Scratch:
+    """Memory for `states` state sets and `rows` convolved rows of every layer.
+
+    results {states * (value_dim * heads + one state)}: where `gated_delta_net` leaves its result, placed so that its states
+    begin at `offset` whatever the number of rows; so one commit graph finds them all.
+    """
+
+    def __init__(self, layers: tuple[int, ...], shape: Recurrent, states: int, rows: int, device: Device) -> None:
+        self.states, self.rows = states, rows
+        self.output = shape.value_dim * shape.heads * FLOAT  # bytes of a row's output
+        self.offset = states * self.output
+        state = shape.key_dim * shape.value_dim * shape.heads
+        self.tensors = TensorSet(2 * len(layers))
+        size = states * (shape.value_dim * shape.heads + state)
+        self.results = {i: self.tensors.new(F32, (size,), f"states.{i}") for i in layers}
+        self.convolved = {i: self.tensors.new(F32, (shape.channels, rows), f"convolved.{i}") for i in layers}
+        self.nbytes = self.tensors.allocate(device.buffer_type, clear=False)
+
+
+class _Commit:
+    """The persistent graph that copies one state of scratch over a slot's live one, on leaves only.
+
+    A view of another graph's node would drag that whole graph in and run it again.
+    """
+
+    def __init__(self, arena: RecurrentArena, slot: int) -> None:
+        assert arena.backend is not None
+        shape, scratch = arena.shape, arena.scratch
+        g = GraphBuilder(capacity=4 * len(arena.layers) + 16)
+        heads, rows = g.input("heads", I32, shape.heads), g.input("rows", I32, shape.taps - 1)
+        matrix = shape.key_dim * shape.value_dim
+        for i in arena.layers:
+            stored = (matrix, shape.heads * scratch.states)
+            states = g.view(scratch.results[i], stored, (matrix * FLOAT,), scratch.offset)
+            for source, ids, live in ((states, heads, arena.state[i]), (scratch.convolved[i], rows, arena.conv[i])):
+                copy = g.get_rows(source, ids)
+                size = buffers.nbytes(live) // arena.slots
+                buffers.place(copy, live.buffer, int(ffi.cast("uintptr_t", live.data)) + slot * size)
+                g.expand(copy)
+        self.graph = Graph(g, arena.backend)
+        self._ids = [(_pointer(self.graph.inputs[name]), n) for name, n in (("heads", shape.heads), ("rows", shape.taps - 1))]
+        self._heads = shape.heads
+        self._start = ffi.new("int32_t[1]")
+
+    def run(self, state: int, row: int) -> None:
+        """Copies state number `state` of scratch, and the convolved rows from `row` on."""
+        for (pointer, count), start in zip(self._ids, (state * self._heads, row), strict=True):
+            self._start[0] = start
+            lib.tsgg_fill_positions(pointer, count, 1, self._start)
+        self.graph.replay()
+
+
+class RecurrentStep:
+    """The arena's part of one forward under construction."""
+
+    def __init__(self, arena: RecurrentArena, g: GraphBuilder, rows: Rows) -> None:
+        self.arena, self.g, self.rows = arena, g, rows
+        self._run: Tensor | None = None  # rows to convolve, where scratch does not keep them: the layers take turns
+
+    def convolve(self, layer: int, x: Tensor, kernel: Tensor) -> Tensor:
+        """See `tsgg.models.base.Step`. Leaves in scratch the rows before the first and all rows, or the last ones."""
+        g, rows, before = self.g, self.rows, self.arena.shape.taps - 1
+        channels, count, b = int(x.ne[0]), rows.count, rows.sequences
+        row = channels * FLOAT
+        run = self._rows_to_convolve(layer, channels, before + count)
+        strides = (row, (before + count) * row)
+        live = self.arena.conv[layer]
+        live = g.view(live, (channels, before, b), (row, before * row), rows.first * before * row)
+        g.expand(g.cpy(g.reshape(x, channels, count, b), g.view(run, (channels, count, b), strides, before * row)))
+        g.expand(g.cpy(live, g.view(run, (channels, before, b), strides)))
+        if not rows.every:
+            kept = g.view(self.arena.scratch.convolved[layer], (channels, before, b), (row, before * row))
+            g.expand(g.cpy(g.view(run, (channels, before, b), strides, count * row), kept))
+        result = g.ssm_conv(g.cont(g.transpose(run)), kernel)
+        return g.reshape(g.expand(result), channels, count * b)  # scheduled before the next layer writes its rows there
+
+    def delta_net(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        """See `tsgg.models.base.Step`. Leaves in scratch the state after every row, or after the last."""
+        g, shape, scratch, rows = self.g, self.arena.shape, self.arena.scratch, self.rows
+        count, b = rows.count, rows.sequences
+        size = shape.key_dim * shape.value_dim * shape.heads
+        live = self.arena.state[layer]
+        strides = tuple(int(stride) for stride in live.nb[1:4])
+        state = (shape.key_dim, shape.value_dim, shape.heads, b)
+        state = g.view(live, state, strides, rows.first * size * FLOAT)
+        per_row = (1, shape.heads, count, b)
+        result = g.gated_delta_net(
+            self._by_sequence(q), self._by_sequence(k), self._by_sequence(v),
+            g.reshape(decay, *per_row), g.reshape(beta, *per_row), state, count if rows.every else 1,
+        )  # fmt: skip
+        kept = scratch.results[layer]
+        if rows.every:
+            start = scratch.offset - count * b * scratch.output
+            buffers.place(result, kept.buffer, int(ffi.cast("uintptr_t", kept.data)) + start)
+            g.expand(result)
+        else:
+            last = g.view(result, (size * b,), (), count * b * scratch.output)
+            g.expand(g.cpy(last, g.view(kept, (size * b,), (), scratch.offset)))
+        return g.view(result, (shape.value_dim * shape.heads, count * b), (scratch.output,))
+
+    def _by_sequence(self, x: Tensor) -> Tensor:
+        """{n, heads, rows} as {n, heads, rows of a sequence, sequences}."""
+        row, count = int(x.nb[2]), self.rows.count
+        shape = (int(x.ne[0]), int(x.ne[1]), count, self.rows.sequences)
+        return self.g.view(x, shape, (int(x.nb[1]), row, count * row))
+
+    def _rows_to_convolve(self, layer: int, channels: int, count: int) -> Tensor:
+        """{channels, count, sequences}: in scratch where a commit may want any of them."""
+        b = self.rows.sequences
+        if self.rows.every:
+            kept = self.arena.scratch.convolved[layer]
+            run = self.g.leaf(F32, channels, count, b)
+            buffers.place(run, kept.buffer, int(ffi.cast("uintptr_t", kept.data)))
+            return run
+        if self._run is None:
+            self._run = self.g.leaf(F32, channels, count, b)
+        return self._run
+
+
+class RecurrentInputs:
+    """Says, before a replay, whose rows scratch is about to hold."""
+
+    def __init__(self, step: RecurrentStep) -> None:
+        self._arena, self._rows = step.arena, step.rows
+
+    def fill(self, first: Any) -> None:
+        self._arena.rows = self._rows
+
+
+def state_bytes(layer: Recurrent) -> int:
+    """Bytes of one sequence's state in one layer."""
+    conv = layer.channels * (layer.taps - 1)
+    return (conv + layer.key_dim * layer.value_dim * layer.heads) * FLOAT
+
+
+def scratch_bytes(layer: Recurrent, sequences: int, rows: int) -> int:
+    """Bytes of one layer's scratch for a verify of `rows` rows of each of `sequences`."""
+    kept = Rows.of(0, sequences, rows, True)
+    state = layer.heads * layer.value_dim * (layer.key_dim + 1)
+    return (kept.states * state + kept.convolved(layer.taps) * layer.channels) * FLOAT
+
+
+def _pointer(array: NDArray[Any]) -> Any:
+    return ffi.cast("int32_t *", ffi.from_buffer(array))
