@@ -11,6 +11,9 @@ from tsgg.errors import TsggError, UsageError
 SCENARIOS = {
     "golden": "compare with the golden answers of another engine",
     "turns": "speculative beside plain decoding, workload by workload; beside llama-server with --peer",
+    "exact": "every window, prompt, drafter and mode: is the speculative stream the plain one",
+    "diagnose": "how far a verify row is from the one-row decode, teacher-forced",
+    "compare": "two reports of one scenario, number by number",
     "speed": "decode, prefill, verify curve, Python time; beside llama-bench with --peer",
 }
 
