@@ -13,7 +13,7 @@ from tests.tiny_vocab import byte_level_metadata, sentencepiece_metadata
 from tsgg.errors import ModelFileError, TsggError, UnsupportedError, UsageError
 from tsgg.gguf import Metadata, read_gguf
 from tsgg.tokenizer import Tokenizer
-from tsgg.tokenizer.bpe import byte_characters
+from tsgg.tokenizer.bpe import ByteLevelBPE, byte_characters
 from tsgg.tokenizer.pretokenize import PRE_TOKENIZERS
 from tsgg.tokenizer.special import SpecialTokens
 
@@ -155,6 +155,17 @@ def test_the_letters_of_deepseek_llm_stand_apart_from_other_characters() -> None
     for letter in "K\u2126\u212a\u1f7d\u1fbe\u1fd3\u1fdb":
         assert 256 not in tokenizer.encode(f"\u0627 {letter}"), f"U+{ord(letter):04X} is no letter"
     assert 256 in tokenizer.encode("\u0627 \u2190")  # an arrow is none: the space stays with what is before it
+
+
+@pytest.mark.parametrize("pre", ["deepseek-llm", "deepseek-coder"])
+def test_a_long_text_is_encoded_as_its_lines_are_cut_by_the_regexes(pre: str) -> None:
+    """Encoding in parts must not show: the library's own answer for the whole text is the reference."""
+    tokenizer = Tokenizer.from_metadata(Metadata(dict(byte_level_metadata()) | {"tokenizer.ggml.pre": pre}))
+    text = "".join(line + end for line in random_texts(1500) for end in ("\n", " the\r\n\n"))
+    assert len(text) > 3 * 16384
+    assert isinstance(tokenizer._merger, ByteLevelBPE)
+    whole = tokenizer._merger._library.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text, parse_special=False) == whole
 
 
 def test_a_byte_without_a_token_is_dropped_after_merging() -> None:

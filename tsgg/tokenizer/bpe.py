@@ -14,6 +14,7 @@ from tsgg.tokenizer.vocab import Vocabulary
 
 SPACE = "\u2581"  # what stands for a space in SentencePiece-like vocabularies
 _NEVER = "\U0010ffff\U0010ffff"  # a code point that is no character, twice
+_PART = re.compile(r"[\s\S]{1,16384}[^\n]*\n?")  # several regexes over one long text cost twice the time per byte
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -30,7 +31,7 @@ class ByteLevelBPE:
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
         rules = pretokenize.find(vocabulary.pre)
-        self._bytes = byte_characters()
+        self._bytes, self._in_parts = byte_characters(), rules.cuts_at_newlines
         ids, self._size = library_ids(vocabulary), len(vocabulary.texts)
         # A byte without a token gets a stand-in past the end: unknown to the library, it would vanish before merging and
         # its neighbours would merge across the hole. `encode` drops it afterwards.
@@ -42,7 +43,9 @@ class ByteLevelBPE:
         self._library.pre_tokenizer = pre_tokenizers.Sequence([*splits, mapping])
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for part in _PART.findall(text) if self._in_parts else (text,):
+            ids += self._library.encode(part, add_special_tokens=False).ids
         return [token for token in ids if token < self._size] if self._holes else ids
 
     def decode(self, text: str) -> bytes:

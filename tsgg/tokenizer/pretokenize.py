@@ -40,6 +40,11 @@ class PreTokenizer:
     ignore_merges: bool = False
     add_bos: bool = False
 
+    @property
+    def cuts_at_newlines(self) -> bool:
+        """Whether every newline is a piece of its own, so that a text may be encoded in parts that end with one."""
+        return self.regexes[0] == _NEWLINE
+
 
 def _characters(ranges: str) -> str:
     """The inside of a regex class, from hex code points and ranges of them."""
@@ -47,6 +52,7 @@ def _characters(ranges: str) -> str:
     return "".join("-".join(chr(int(end, 16)) for end in pair) for pair in ends)
 
 
+_NEWLINE = r"[\r\n]"
 _SMOLLM = PreTokenizer((r"\p{N}", _GPT2))
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
@@ -79,7 +85,7 @@ PRE_TOKENIZERS = {
             r"\p{N}+",
         )
     ),
-    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
+    "deepseek-coder": PreTokenizer((_NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
 }
 
 
