@@ -192,9 +192,9 @@ def _python(bench: Bench, depth: int) -> dict[str, float]:
     inside = [0.0]
     compute = Backend.compute
 
-    def timed(self: Backend, graph: Any) -> None:
+    def timed(self: Backend, graph: Any, pace: Any = None) -> None:
         start = time.perf_counter()
-        compute(self, graph)
+        compute(self, graph, pace)
         inside[0] = time.perf_counter() - start
 
     result = {}

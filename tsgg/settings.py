@@ -22,6 +22,7 @@ class Settings:
     repack: bool = True  # TS_REPACK=0: no CPU_REPACK buffers for Q4_0, IQ4_NL and MXFP4 weights
     mmap: bool = True  # TS_MMAP=0: weights are read into memory instead of mapped
     pair_rows: bool = True  # TS_PAIR_ROWS=0: lone rows of float weights take the one-row kernel (not exact)
+    yield_cores: bool = True  # TS_YIELD_CORES=0: all threads compute even beside busy processes
     graph_budget: int = 256 << 20  # TS_GRAPH_BUDGET_MB: bytes of compute buffers that cached graphs may hold
     ngram_debug: bool = False  # TS_NGRAM_DEBUG=1: the n-gram drafter logs why it is silent
     adaptive: bool = True  # TS_SPEC_ADAPTIVE=0: the full window is drafted at every step, whatever it costs
@@ -39,6 +40,7 @@ class Settings:
             repack=_flag(environment, "TS_REPACK", True),
             mmap=_flag(environment, "TS_MMAP", True),
             pair_rows=_flag(environment, "TS_PAIR_ROWS", True),
+            yield_cores=_flag(environment, "TS_YIELD_CORES", True),
             graph_budget=_megabytes(environment, "TS_GRAPH_BUDGET_MB", 256),
             ngram_debug=_flag(environment, "TS_NGRAM_DEBUG", False),
             adaptive=_flag(environment, "TS_SPEC_ADAPTIVE", True),

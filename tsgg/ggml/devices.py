@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tsgg import platform
 from tsgg.errors import TsggError, UsageError
 from tsgg.ggml.library import check_process, ffi, lib, text
+from tsgg.ggml.threads import Crew, Pace
+from tsgg.settings import settings
 
 _KINDS = {
     lib.GGML_BACKEND_DEVICE_TYPE_CPU: "cpu",
@@ -93,20 +97,29 @@ class Backend:
         self.handle = lib.ggml_backend_dev_init(device.handle, ffi.NULL)
         if self.handle == ffi.NULL:
             raise TsggError(f"device {device.name} ({device.description}) could not be started")
+        self._crew: Crew | None = None
         if lib.ggml_backend_is_cpu(self.handle):
             lib.ggml_backend_cpu_set_n_threads(self.handle, self.n_threads)
+            if settings.yield_cores:
+                self._crew = Crew(self.n_threads, partial(lib.ggml_backend_cpu_set_n_threads, self.handle))
         self._free = weakref.finalize(self, lib.ggml_backend_free, self.handle)
 
     @property
     def buffer_type(self) -> Any:
         return self.device.buffer_type
 
-    def compute(self, graph: Any) -> None:
-        """Runs a graph whose tensors are all allocated, and waits for it. The GIL is released meanwhile."""
+    def compute(self, graph: Any, pace: Pace | None = None) -> None:
+        """Runs a graph whose tensors are all allocated, and waits for it. The GIL is released meanwhile.
+
+        With the `pace` of a graph that is computed again and again, busy cores are noticed and left alone (`Crew`).
+        """
         check_process()
+        start = time.perf_counter()
         status = lib.ggml_backend_graph_compute(self.handle, graph)
         if status != lib.GGML_STATUS_SUCCESS:
             raise TsggError(f"ggml could not compute on {self.device.name}: status {status}")
+        if self._crew is not None and pace is not None:
+            self._crew.observe(pace, time.perf_counter() - start)
 
     def synchronize(self) -> None:
         lib.ggml_backend_synchronize(self.handle)

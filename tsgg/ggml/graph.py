@@ -14,6 +14,7 @@ from tsgg.ggml.buffers import F16, F32, I32, I64, Tensor
 from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend
 from tsgg.ggml.library import check_process, ffi, lib, text
+from tsgg.ggml.threads import Pace
 
 _DTYPES = {F32: np.float32, F16: np.uint16, I32: np.int32, I64: np.int64}  # F16 inputs are masks, written as raw bits
 
@@ -29,6 +30,7 @@ class Graph:
     def __init__(self, builder: GraphBuilder, backend: Backend, helpers: tuple[Backend, ...] = ()) -> None:
         """Allocates the graph. Raises `UnsupportedError` for an op that no backend runs, `OutOfMemoryError`."""
         self.builder, self.backend = builder, backend
+        self._pace = Pace()
         unsupported = [node for node in self.nodes() if not backend.device.supports(node)]
         self._scheduler: Any = None
         if not unsupported:
@@ -71,7 +73,7 @@ class Graph:
             if status != lib.GGML_STATUS_SUCCESS:
                 raise TsggError(f"ggml could not compute on {self.backend.device.name}: status {status}")
         else:
-            self.backend.compute(self.builder.graph)
+            self.backend.compute(self.builder.graph, self._pace)
 
     def close(self) -> None:
         self.inputs.clear()
