@@ -9,8 +9,11 @@ from tsgg.models.llama import Llama
 from tsgg.models.qwen2 import Qwen2
 from tsgg.models.qwen3 import Qwen3
 from tsgg.models.qwen3moe import Qwen3Moe
+from tsgg.models.qwen35 import Qwen35, Qwen35MoE
 
-ARCHITECTURES: dict[str, type[Architecture]] = {cls.name: cls for cls in (Gemma3, Llama, Qwen2, Qwen3, Qwen3Moe)}
+ARCHITECTURES: dict[str, type[Architecture]] = {
+    cls.name: cls for cls in (Gemma3, Llama, Qwen2, Qwen3, Qwen3Moe, Qwen35, Qwen35MoE)
+}
 
 
 def register(architecture: type[Architecture]) -> None:

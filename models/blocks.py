@@ -123,9 +123,7 @@ def mixture(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor, exp
     return result if experts.used > 1 else g.cont(result)
 
 
-def mixture_specs(
-    prefix: str, embedding: int, experts: Experts, *, fused: bool = False
-) -> Iterator[TensorSpec]:
+def mixture_specs(prefix: str, embedding: int, experts: Experts, *, fused: bool = False) -> Iterator[TensorSpec]:
     """`fused`: gate and up projection are one tensor, gate first."""
     yield TensorSpec(f"{prefix}ffn_gate_inp.weight", (embedding, experts.count))
     widths = {"gate_up": 2 * experts.width} if fused else {"gate": experts.width, "up": experts.width}

@@ -99,7 +99,9 @@ class Qwen35(Architecture):
         """Tensors of one block; a draft block has the same as a full-attention layer."""
         scaled = next((name for name in self.tensor_names if name.startswith(p) and name.endswith(".scale")), None)
         if scaled is not None:
-            raise UnsupportedError(f"{self.name}: tensor {scaled}: weights with a scale beside them are not implemented")
+            raise UnsupportedError(
+                f"{self.name}: tensor {scaled}: weights with a scale beside them are not implemented"
+            )
         e = self.embedding
         yield TensorSpec(f"{p}attn_norm.weight", (e,), "vector")
         yield TensorSpec(f"{p}post_attention_norm.weight", (e,), "vector")
@@ -222,7 +224,9 @@ class Qwen35MoE(Qwen35):
     def _feed(self, g: GraphBuilder, w: Weights, step: Step, p: str, h: Tensor) -> Tensor:
         assert self.experts is not None
         routed = blocks.mixture(g, w, step, p, h, self.experts)
-        inner = g.swiglu_split(step.linear(w[f"{p}ffn_gate_shexp.weight"], h), step.linear(w[f"{p}ffn_up_shexp.weight"], h))
+        inner = g.swiglu_split(
+            step.linear(w[f"{p}ffn_gate_shexp.weight"], h), step.linear(w[f"{p}ffn_up_shexp.weight"], h)
+        )
         shared = step.linear(w[f"{p}ffn_down_shexp.weight"], inner)
         gate = g.sigmoid(step.linear(w[f"{p}ffn_gate_inp_shexp.weight"], h))  # {1, rows}
         return g.add(routed, g.mul(shared, gate))
@@ -235,9 +239,12 @@ def _check_sections(keys: Keys, dims: int) -> None:
     """
     name = f"{keys.arch}.rope.dimension_sections"
     value = keys.metadata.get(name)
+    value = np.full(4, value) if isinstance(value, int) else value
     sections = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "iu" else None
     if sections is None or len(sections) != 4 or min(sections) < 0 or not 0 < sum(sections) <= 1 << 12:
-        raise ModelFileError(f"{name} is {value!r}, expected four integers such as [11, 11, 10, 0]: convert the model again")
+        raise ModelFileError(
+            f"{name} is {value!r}, expected four integers such as [11, 11, 10, 0]: convert the model again"
+        )
     for pair in range(dims // 2):
         place = pair % sum(sections)
         if place >= 3 * sections[place % 3]:

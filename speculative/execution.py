@@ -1,9 +1,9 @@
 """The draft-verify-accept-commit loop: one implementation for every algorithm and every model, plain decoding included.
 
 One step of a sequence whose memory holds n tokens: the speculator drafts d1..dK to follow `last`; the trunk forwards
-`[last, d1..dK]` at positions n..n+K; the sampler draws row by row and a draft is accepted while the drawn token equals it;
-the row that ends this gives its token for free, and that is the new `last`. Memory keeps `last` and the accepted drafts, and
-the speculator is told of exactly those.
+`[last, d1..dK]` at positions n..n+K; the sampler draws row by row and a draft is accepted while the drawn token equals
+it; the row that ends this gives its token for free, and that is the new `last`. Memory keeps `last` and the accepted
+drafts, and the speculator is told of exactly those.
 """
 
 from __future__ import annotations
@@ -103,18 +103,18 @@ class SpeculativeExecution:
         """What drafts, and how much at most; or why nothing does."""
         if self._guard is None:
             return self.counters.dropped or "no speculator"
-        return f"{self._guard.speculator.name}, up to {self._window} tokens per step"
+        return f"{self._guard.name}, up to {self._window} tokens per step"
 
     # -- a request comes and goes ------------------------------------------------------------------------------------
 
     def arm(
         self, sequence: Sequence, sampler: Sampler, last: int | None = None, remaining: int | None = None
     ) -> SpeculativeRequest:
-        """Take a request in, before or after its prefill; the speculator is told of the tokens that memory holds already.
+        """Take a request in, before or after its prefill; the speculator is told of the tokens that memory holds.
 
         last: the drawn token that is not in memory; to be set on the request later if the prefill is still to come.
-        remaining: tokens still wanted behind `last`, None for no limit. Where the request cannot be armed it decodes plainly
-        and `request.counters.dropped` says why.
+        remaining: tokens still wanted behind `last`, None for no limit. Where the request cannot be armed it decodes
+        plainly and `request.counters.dropped` says why.
         """
         request = SpeculativeRequest(self._requests, sequence, sampler, last, remaining)
         self._requests += 1
@@ -127,7 +127,10 @@ class SpeculativeExecution:
         return request
 
     def seed_committed(self, request: SpeculativeRequest) -> None:
-        """Open the speculator over the tokens that memory holds; anew if the caller has truncated the sequence since."""
+        """Open the speculator over the tokens that memory holds.
+
+        Anew where the caller has truncated the sequence and put other tokens in: `catch_up` sees only what is shorter.
+        """
         if self._guard is not None and request.counters.dropped is None:
             self._guard.open(request)
 
@@ -140,8 +143,8 @@ class SpeculativeExecution:
     def catch_up(self, request: SpeculativeRequest, rows: Rows | None = None, index: int = 0) -> None:
         """Tell the speculator of tokens committed outside `step`: a prefill chunk, an interlude of plain decoding.
 
-        rows, index: the forward of `prefill_want` that made these tokens and the sequence's place in it, before the trunk's
-        next forward; None where no rows were captured.
+        rows, index: the forward of `prefill_want` that made these tokens and the sequence's place in it, before the
+        trunk's next forward; None where no rows were captured.
         """
         if request.armed and request.seen > request.sequence.length:
             self.seed_committed(request)
@@ -162,7 +165,8 @@ class SpeculativeExecution:
     def step(self, requests: list[SpeculativeRequest]) -> Iterator[Step]:
         """One step of every request: one call for all drafts, forwards grouped by row count, one `Step` per request.
 
-        Iterate to the end. Where a forward raises, its sequences stand where they stood and what was yielded before holds.
+        Iterate to the end. Where a forward or a sampler raises, what was yielded before holds, and the memory of every
+        sequence that was not yielded stands where it stood.
         Raises `UsageError` for a request without a `last` token.
         """
         plans = []
@@ -179,19 +183,27 @@ class SpeculativeExecution:
             for indices in self.trunk.batches([plan.request.sequence for plan in group]):
                 yield from self._verify([group[i] for i in indices], want)
 
-    def _verify(self, plans: list[_Plan], want: Want) -> list[Step]:
+    def _verify(self, plans: list[_Plan], want: Want) -> Iterator[Step]:
         """One forward over sequences with equally many rows, and what each of them accepts."""
         start = self._clock()
         tokens = np.array([(plan.request.last, *plan.draft) for plan in plans], dtype=np.int32)
         rows = self.trunk.forward(Batch(tuple(plan.request.sequence for plan in plans), tokens, want))
         seconds = (self._clock() - start) / len(plans)
-        return [self._accept(plan, rows, i, want, len(plans), seconds) for i, plan in enumerate(plans)]
+        steps: list[Step] = []  # accepted, all of them, before the caller gets one and may run a forward of its own
+        try:
+            for i, plan in enumerate(plans):
+                steps.append(self._accept(plan, rows, i, want, len(plans), seconds))
+        except Exception:  # one request's sampler: its neighbours' tokens are in memory and must reach their readers
+            yield from steps
+            raise
+        yield from steps
 
     def _ready(self, request: SpeculativeRequest) -> bool:
         """A step starts neither behind a stop nor without a free row."""
         if request.finished is None and request.last is None:
             raise UsageError(
-                f"request {request.key} has no token to decode from: draw one from the prompt's last row and set request.last"
+                f"request {request.key} has no token to decode from: "
+                "draw one from the prompt's last row and set request.last"
             )
         if request.finished is None and self.trunk.context_left(request.sequence) < 1:
             request.context_full = True
@@ -217,7 +229,7 @@ class SpeculativeExecution:
             plan.draft_seconds = seconds
 
     def _choose_window(self, request: SpeculativeRequest, sequences: int) -> tuple[int, str]:
-        """Most tokens to draft now, and why none: a verify needs a row for `last`, and emits one more than it accepts."""
+        """Most tokens to draft now, and why none: a verify has a row for `last`, and emits one more than it accepts."""
         ceiling = min(self._window, self.trunk.context_left(request.sequence) - 1)
         if request.remaining is not None:
             ceiling = min(ceiling, request.remaining - 1)
@@ -227,7 +239,7 @@ class SpeculativeExecution:
         return (min(window, ceiling), "") if window > 0 else (0, PARKED)
 
     def _want(self, plan: _Plan) -> Want:
-        """A parked step asks for no rows where the speculator bears the gap, so that it costs what plain decoding costs."""
+        """A parked step asks for no rows where the speculator bears the gap: it costs what plain decoding costs."""
         verify = Want(logits="all") if plan.draft else PLAIN
         if self._guard is None or not plan.request.armed:
             return verify
@@ -250,8 +262,7 @@ class SpeculativeExecution:
         committed = [request.next_input, *tokens[:-1]]
         request.advance(tokens)
         drawn = self._clock()
-        armed = request.armed
-        if self._guard is not None and armed:
+        if self._guard is not None and request.armed:
             kept = CommittedRows(rows, index, len(tokens)) if want.hidden != "none" else None
             self._guard.commit(request, committed, kept)
         sample = StepSample(
@@ -261,7 +272,7 @@ class SpeculativeExecution:
             accepted=len(tokens) - 1,
             emitted=len(tokens),
             discarded=plan.discarded,
-            silence=plan.silence if armed else "",
+            silence=plan.silence,
             finished=request.finished is not None,
             length=length,
             sequences=sequences,

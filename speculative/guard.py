@@ -1,9 +1,10 @@
-"""The guard around a speculator: whatever it raises or hands back costs one request its speculation, and nothing else."""
+"""The guard around a speculator: what it raises or hands back costs one request its speculation, and nothing else."""
 
 from __future__ import annotations
 
 import logging
 import operator
+import traceback
 from dataclasses import dataclass, field
 
 from tsgg.errors import TsggError
@@ -59,6 +60,7 @@ class Guard:
 
     def __init__(self, speculator: Speculator, vocab_size: int) -> None:
         self.speculator = speculator
+        self.name = str(getattr(speculator, "name", type(speculator).__name__))
         self._vocab_size = vocab_size
 
     def open(self, request: SpeculativeRequest) -> None:
@@ -120,11 +122,11 @@ class Guard:
                 kept.pop()
                 break
         discarded = len(draft.tokens) - len(kept)
-        silence = "" if kept else (INVALID if discarded else draft.silence or NO_REASON)
+        silence = "" if kept else (INVALID if discarded else str(draft.silence or NO_REASON))
         return tuple(kept), discarded, silence
 
     def _unseen(self, tokens: int) -> str:
-        return f"{self.speculator.name} needs the hidden rows of {tokens} tokens that it did not see"
+        return f"{self.name} needs the hidden rows of {tokens} tokens that it did not see"
 
     def _drop(self, request: SpeculativeRequest, reason: str) -> None:
         """It cannot serve this request: nobody's fault."""
@@ -137,7 +139,8 @@ class Guard:
         self._release(request)
 
     def _report(self, request: SpeculativeRequest, method: str, error: Exception) -> None:
-        reason = f"{self.speculator.name} failed in {method}: {type(error).__name__}: {error}"
+        what = traceback.format_exception_only(error)[0].strip()  # bears an error whose own str() raises
+        reason = f"{self.name} failed in {method}: {what}"
         request.counters.dropped = reason
         trace = error if log.isEnabledFor(logging.DEBUG) else None
         log.warning("request %d: %s; it goes on plainly", request.key, reason, exc_info=trace)

@@ -1,7 +1,8 @@
 """Draft by lookup: find where the last few tokens occurred before, propose what followed. Needs no weights.
 
-Strong where the answer quotes its input (summaries, edits, code, tool loops); on free prose it finds nothing and says so.
-Source of the idea: prompt lookup decoding. Here with a hash index per n-gram order, and a bar on the evidence for a draft.
+Strong where the answer quotes its input (summaries, edits, code, tool loops); on free prose it finds nothing and says
+so. Source of the idea: prompt lookup decoding. Here with a hash index per n-gram order, and a bar on the evidence for a
+draft.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ log = logging.getLogger("tsgg.ngram")
 
 MIN_ORDER = 2  # one token alone recurs everywhere: what followed it last says nothing
 MAX_ORDER = 8  # a longer context than this hardly ever picks a better occurrence
-# A 2-token context matches somewhere in a few thousand tokens almost always, and almost always in the wrong place: on prose
-# each such draft is a verify that accepts nothing. Three tokens are evidence.
+# A 2-token context matches somewhere in a few thousand tokens almost always, and almost always in the wrong place: on
+# prose each such draft is a verify that accepts nothing. Three tokens are evidence.
 TRUSTED_LENGTH = 3
-# One token less will do where its last two occurrences went on alike; without this a text of short repeated keys (tables,
-# JSON) would hardly ever be drafted.
+# One token less will do where its last two occurrences went on alike; without this a text of short repeated keys
+# (tables, JSON) would hardly ever be drafted.
 SECOND_OPINION_SHORTER_BY = TRUSTED_LENGTH - MIN_ORDER
 
 # Polynomial hash of the last k tokens. 30 bits fit one digit of a Python int; a collision costs one comparison.
@@ -66,7 +67,7 @@ class _History:
     def find(self, last: int) -> tuple[int, int]:
         """End and length of the best earlier occurrence of the text's tail, `last` included; (0, 0) for none.
 
-        Longest order first, then the most recent. An end equal to `len(tokens)` means that `last` itself is what followed.
+        Longest order first, then the most recent. An end equal to `len(tokens)` means that `last` itself followed.
         """
         for k in range(MAX_ORDER, self.lowest - 1, -1):
             end = self.index[k].get((self.hashes[k - 1] * _MULTIPLIER + last) & _MASK, 0)
@@ -77,7 +78,7 @@ class _History:
         return 0, 0
 
     def match_length(self, end: int, last: int) -> int:
-        """Tokens, at most MAX_ORDER, by which the text that ends at `end` agrees with the text's tail, counted backwards."""
+        """Tokens, at most MAX_ORDER, by which the text up to `end` agrees with the text's tail, counted backwards."""
         tokens, n = self.tokens, len(self.tokens)
         if tokens[end - 1] != last:
             return 0

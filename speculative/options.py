@@ -64,8 +64,8 @@ class SpeculationOptions:
     def parse(cls, value: object = None, base: SpeculationOptions | None = None) -> SpeculationOptions:
         """Options from what an API caller passed, on top of `base` (the environment's; default: off).
 
-        None keeps `base`; True and False switch; a string names a type ("off" switches off); a mapping sets the fields that
-        it names and enables unless it says otherwise; options are taken as they are.
+        None keeps `base`; True and False switch; a string names a type ("off" switches off); a mapping sets the fields
+        that it names and enables unless it says otherwise; options are taken as they are.
         Raises `UsageError` for anything else, and for unknown keys.
         """
         base = cls() if base is None else base
@@ -79,7 +79,8 @@ class SpeculationOptions:
             return replace(base, enabled=False) if value == "off" else replace(base, enabled=True, type=value)
         if not isinstance(value, Mapping):
             raise UsageError(
-                f"speculation is {value!r}; expected a type such as 'auto' or 'ngram', 'off', a bool or a mapping of options"
+                f"speculation is {value!r}; "
+                "expected a type such as 'auto' or 'ngram', 'off', a bool or a mapping of options"
             )
         names = [f.name for f in fields(cls)]
         unknown = [str(key) for key in value if key not in names]
@@ -94,8 +95,8 @@ class SpeculationOptions:
     def from_environment(cls, environment: Mapping[str, str]) -> SpeculationOptions:
         """Options from the `TS_SPEC` and `TS_SPEC_*` variables of a mapping; an empty value counts as not set.
 
-        Naming a type enables speculation unless `TS_SPEC` says otherwise. Raises `UsageError`, naming the variable, for a
-        value that cannot be read and for a `TS_SPEC_*` variable that does not exist (a misspelt one would do nothing).
+        Naming a type enables speculation unless `TS_SPEC` says otherwise. Raises `UsageError`, naming the variable, for
+        a value that cannot be read and for a `TS_SPEC_*` variable that does not exist (misspelt, it would do nothing).
         """
         known = (*_ENVIRONMENT, *_READ_ELSEWHERE)
         unknown = [n for n in environment if n.startswith(f"{ENVIRONMENT_PREFIX}_") and n not in known]
@@ -111,7 +112,7 @@ class SpeculationOptions:
             raise UsageError(f"in the environment ({named}): {error}") from None
 
     def window(self, trunk: Trunk, speculator: Speculator) -> int:
-        """Most tokens to draft in a step, >= 1: the explicit number, else the default narrowed by the trunk's preference."""
+        """Most tokens to draft in a step, >= 1: the explicit number, else the default, narrowed as the trunk likes."""
         wanted = self.draft
         if wanted is None:
             preferred = trunk.preferred_draft_window

@@ -1,8 +1,8 @@
 """What the draft-verify-accept-commit loop and its neighbours require of each other.
 
 The loop sees a model only as a `Trunk`, a sequence's memory only as a `Sequence`, a drafting algorithm only as a
-`Speculator` and drafter weights only as a `DraftHead`. Nothing here knows ggml or a model. A new signal is a new field of
-one of the frozen dataclasses, never a new overload.
+`Speculator` and drafter weights only as a `DraftHead`. Nothing here knows ggml or a model. A new signal is a new field
+of one of the frozen dataclasses, never a new overload.
 
 Words: a sequence holds n *committed* tokens in memory; its `last` token was drawn but lies in no memory yet. A verify
 forwards `[last, d1..dK]` at positions n..n+K.
@@ -42,7 +42,7 @@ class Rows(Protocol):
     """What a forward handed back: an opaque handle whose arrays may be views, valid until the trunk's next forward."""
 
     def logits(self, sequence: int, row: int) -> np.ndarray:
-        """`[vocab]` f32 of one row; `sequence` is the place in the batch, `row` counts from the sequence's first row."""
+        """`[vocab]` f32 of one row; `sequence` is the place in the batch, `row` counts from the sequence's first."""
         ...
 
     def hidden(self, sequence: int) -> np.ndarray:
@@ -55,7 +55,7 @@ class Rows(Protocol):
 
 
 class Sequence(Protocol):
-    """One sequence's tokens and its rows in the trunk's memory; `commit` and `truncate` are all that changes its length.
+    """One sequence's tokens and its rows in the trunk's memory; only `commit` and `truncate` change its length.
 
     A forward that no commit follows leaves the sequence as it was.
     """
@@ -75,7 +75,7 @@ class Sequence(Protocol):
         ...
 
     def truncate(self, n: int) -> int:
-        """Forget the rows past `n`; returns the length actually reached (<= n: windows and recurrent states limit it)."""
+        """Forget the rows past `n`; returns the length reached (<= n: windows and recurrent states limit it)."""
         ...
 
 
@@ -92,7 +92,7 @@ class Trunk(Protocol):
 
     @property
     def preferred_draft_window(self) -> int | None:
-        """Draft tokens beyond which a verify gets disproportionately dear; narrows the default, never an explicit number."""
+        """Draft tokens beyond which a verify gets disproportionately dear; narrows the default, not what was asked."""
         ...
 
     @property
@@ -108,7 +108,7 @@ class Trunk(Protocol):
     def forward(self, batch: Batch) -> Rows: ...
 
     def batches(self, sequences: list[Sequence]) -> list[list[int]]:
-        """Which of these sequences, all with equally many rows, one forward takes: indices, in the order it wants them."""
+        """Which of these sequences, all with equally many rows, one forward takes: indices, in the order it wants."""
         ...
 
     def context_left(self, sequence: Sequence) -> int:
@@ -117,7 +117,7 @@ class Trunk(Protocol):
 
 
 class Sampler(Protocol):
-    """Draws one request's tokens. Equal streams need it to depend on the prefix and the position only, not on the window."""
+    """Draws one request's tokens. Equal streams need it to depend on the prefix and the position only."""
 
     @property
     def finished(self) -> str | None:
@@ -127,8 +127,8 @@ class Sampler(Protocol):
     def sample(self, logits: np.ndarray, position: int) -> int:
         """Draw AND record the next emitted token; called once per emitted token, in order.
 
-        logits: `[vocab]` f32, a view that must not be kept or written. position: where the drawn token will stand in the
-        sequence (the first token after a prompt of n tokens has position n).
+        logits: `[vocab]` f32, a view that must not be kept or written. position: where the drawn token will stand in
+        the sequence (the first token after a prompt of n tokens has position n).
         """
         ...
 
@@ -154,7 +154,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class CommittedRows:
-    """The trunk rows of tokens being committed. Read them inside `commit` and copy what is kept: they are reused after it."""
+    """The trunk rows of tokens being committed: read inside `commit`, and copied where kept, for they are reused."""
 
     rows: Rows
     sequence: int  # place in the batch
@@ -172,16 +172,16 @@ class CommittedRows:
 class Speculator(ABC):
     """A drafting algorithm, serving many sequences. It is free to be wrong; it must not be slow.
 
-    Its corpus for a sequence is exactly the committed tokens: those found at `open` plus those of each `commit`. It never
-    changes a `Sequence`. Whatever it raises costs one request its speculation and nothing else.
+    Its corpus for a sequence is exactly the committed tokens: those found at `open` plus those of each `commit`. It
+    never changes a `Sequence`. Whatever it raises costs one request its speculation and nothing else.
     """
 
     name: str
     needs_hidden_state: bool = False  # commit is given trunk rows
     taps: tuple[int, ...] = ()  # layers whose entering residuals those rows carry
     handles_own_prefill: bool = False  # reads the prompt by itself, so a prefill chunk need not capture rows for it
-    # With needs_hidden_state: bears tokens without their rows all the same (a reused prefix, parked steps, a gap). Without it
-    # tokens are all that a speculator takes, and it can always be armed.
+    # With needs_hidden_state: bears tokens without their rows all the same (a reused prefix, parked steps, a gap).
+    # Without it tokens are all that a speculator takes, and it can always be armed.
     can_arm_after_prefix_reuse: bool = False
     default_min_draft_prob: float = 0.0  # confidence gate when the operator names none, on the algorithm's own scale
     max_draft_tokens: int = 64  # of one proposal
@@ -246,7 +246,8 @@ class DraftHead(Protocol):
         ...
 
     def draft(self, rows: list[HeadRows], n_max: int, min_prob: float) -> list[Draft]:
-        """Catch up over `rows` (one entry per sequence), then draft up to `n_max` tokens after each entry's last token.
+        """Catch up over `rows` (one entry per sequence), then draft up to `n_max` tokens after each entry's last token
+        (0: only catch up).
 
         A chain or block ends before the first token whose confidence is under `min_prob`.
         """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tsgg.errors import UsageError
+from tsgg.speculative.draft_head import make_draft_head
 from tsgg.speculative.ngram import make_ngram
 from tsgg.speculative.protocol import Decline, DraftHead, Speculator, Trunk
 
@@ -34,9 +35,9 @@ class SpeculatorRegistry:
         self._entries: dict[str, _Entry] = {}
 
     def register(self, name: str, factory: Factory, requires_draft_head: bool = False) -> None:
-        """Add an algorithm. `factory(trunk, options, head)` returns None where the algorithm cannot serve that trunk or head.
+        """Add an algorithm; `factory(trunk, options, head)` returns None where it cannot serve that trunk or head.
 
-        `requires_draft_head`: decline early, with a reason, where no drafter weights are loaded (`head` is then never None).
+        `requires_draft_head`: decline early, with a reason, where no drafter weights are loaded; `head` is never None.
         Raises `UsageError` for a name that is taken.
         """
         if not name or name == AUTO or name in self._entries:
@@ -58,8 +59,9 @@ class SpeculatorRegistry:
     ) -> Speculator | Decline:
         """The speculator called `name` for `trunk`, or why there is none. Raises `UsageError` for an unknown name.
 
-        "auto" takes the first algorithm that serves the loaded drafter weights, else the first that needs none, and heeds the
-        trunk's speed verdict; a name that the operator typed wins over it. Nothing wins over its correctness verdict.
+        "auto" takes the first algorithm that serves the loaded drafter weights, else the first that needs none, and
+        heeds the trunk's speed verdict; a name that the operator typed wins over that. Nothing wins over its verdict of
+        correctness.
         """
         candidates = self._by_preference(head) if name == AUTO else [(name, self._entry(name))]
         if not options.enabled:
@@ -70,8 +72,8 @@ class SpeculatorRegistry:
         for candidate, entry in candidates:
             if entry.requires_draft_head and head is None:
                 return Decline(
-                    f"{candidate} needs drafter weights and none are loaded: the model file carries no draft head and no "
-                    "drafter file was given; attach one, or choose a type that needs none"
+                    f"{candidate} needs drafter weights and none are loaded: the model file carries no draft head and "
+                    "no drafter file was given; attach one, or choose a type that needs none"
                 )
             if name == AUTO and not entry.requires_draft_head and not trunk.speculation_profitable:
                 reasons.append(f"{candidate} would make this model slower; name the type to run it all the same")
@@ -94,4 +96,5 @@ class SpeculatorRegistry:
 
 
 REGISTRY = SpeculatorRegistry()
+REGISTRY.register("draft-head", make_draft_head, requires_draft_head=True)
 REGISTRY.register("ngram", make_ngram)

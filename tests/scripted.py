@@ -1,13 +1,16 @@
-"""A trunk whose every row is a known function of its prefix, with the memory semantics of a real one; samplers; drafters.
+"""A trunk whose every row is a known function of its prefix, with a real one's memory semantics; samplers; drafters.
 
-The function (`ScriptedTrunk.truth`) is computed from a list of tokens, without any memory; what the trunk hands back comes
-from the state that its memory holds. So a row that saw a wrong prefix, or a commit of the wrong rows, shows as other logits.
+The function (`ScriptedTrunk.truth`) is computed from a list of tokens, without any memory; what the trunk hands back
+comes from the state that its memory holds. So a row that saw a wrong prefix, or a commit of the wrong rows, shows as
+other logits.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +55,8 @@ def features_of(state: int, position: int, layer: int = 0) -> np.ndarray:
 class ScriptedSequence:
     """Memory of one sequence: the state after every committed token."""
 
-    def __init__(self) -> None:
+    def __init__(self, slot: int = 0) -> None:
+        self.slot = slot
         self.tokens: list[int] = []
         self.states = [_START]
         self.pending: list[tuple[int, int]] = []
@@ -72,6 +76,11 @@ class ScriptedSequence:
         del self.tokens[n:], self.states[n + 1 :]
         self.pending = []
         return self.length
+
+
+def slot_of(sequence: Sequence) -> int:
+    assert isinstance(sequence, ScriptedSequence)
+    return sequence.slot
 
 
 class ScriptedRows:
@@ -127,7 +136,8 @@ class ScriptedTrunk:
 
     def forward(self, batch: Batch) -> ScriptedRows:
         sequences, rows = batch.tokens.shape
-        assert len(batch.sequences) == len(set(map(id, batch.sequences))) == sequences
+        slots = [slot_of(sequence) for sequence in batch.sequences]
+        assert slots == list(range(slots[0], slots[0] + sequences)), "a forward takes neighbouring slots, in order"
         assert batch.tokens.dtype == np.int32 and ((batch.tokens >= 0) & (batch.tokens < VOCAB)).all()
         self.forwards.append((sequences, rows, batch.want))
         if self.fails(batch):
@@ -145,7 +155,10 @@ class ScriptedTrunk:
         return ScriptedRows(self, batch, states)
 
     def batches(self, sequences: list[Sequence]) -> list[list[int]]:
-        return [list(range(len(sequences)))]
+        place = {slot_of(sequence): i for i, sequence in enumerate(sequences)}
+        assert len(place) == len(sequences), "two requests in one slot"
+        starts = [slot for slot in sorted(place) if slot - 1 not in place]
+        return [[place[s] for s in itertools.takewhile(place.__contains__, itertools.count(start))] for start in starts]
 
     def context_left(self, sequence: Sequence) -> int:
         return self.context - sequence.length
@@ -154,7 +167,7 @@ class ScriptedTrunk:
 class ScriptedSampler:
     """Greedy (seed None) or drawn by a generator that depends on (seed, position) only.
 
-    Checks at every draw that the logits are the truth behind the prompt and what was drawn so far, at the right position.
+    Checks at every draw that the logits are the truth behind the prompt and what was drawn so far, and the position.
     """
 
     def __init__(self, prompt: list[int], limit: int, stops: tuple[int, ...] = (), seed: int | None = None) -> None:
@@ -221,8 +234,8 @@ class ScriptedDrafter(Speculator):
         self.contexts += contexts
         for context in contexts:
             assert context.position == len(self.corpus[context.key])
-        drafts = [self.guess([*self.corpus[c.key], c.last], c.window) for c in contexts]
-        return [Draft(tuple(draft), silence="" if draft else "nothing to say") for draft in drafts]  # type: ignore[arg-type]
+        drafts: list[Any] = [self.guess([*self.corpus[c.key], c.last], c.window) for c in contexts]
+        return [Draft(tuple(draft), silence="" if draft else "nothing to say") for draft in drafts]
 
     def commit(self, key: int, tokens: list[int], start_position: int, rows: CommittedRows | None) -> None:
         self._fail("commit")

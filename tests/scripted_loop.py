@@ -41,10 +41,15 @@ def options(draft: int | None = None) -> SpeculationOptions:
 
 
 def begin(
-    execution: SpeculativeExecution, prompt: list[int], limit: int, stops: tuple[int, ...] = (), seed: int | None = None
+    execution: SpeculativeExecution,
+    prompt: list[int],
+    limit: int,
+    stops: tuple[int, ...] = (),
+    seed: int | None = None,
+    slot: int = 0,
 ) -> tuple[SpeculativeRequest, ScriptedSequence, ScriptedSampler]:
     """Arm, prefill in two chunks, draw the first token: what an engine does before the first step."""
-    sequence, sampler = ScriptedSequence(), ScriptedSampler(prompt, limit, stops, seed)
+    sequence, sampler = ScriptedSequence(slot), ScriptedSampler(prompt, limit, stops, seed)
     request = execution.arm(sequence, sampler, remaining=limit - 1)
     for chunk in (prompt[:4], prompt[4:]):
         want = execution.prefill_want(request)

@@ -1,4 +1,4 @@
-"""The draft-verify-accept-commit loop against a trunk whose every row is known: the stream, the window, stops, counters.
+"""The draft-verify-accept-commit loop against a trunk whose every row is known: stream, window, stops, counters.
 
 At each draw the sampler checks invariant 1: the row's logits are the truth behind what was emitted before.
 """
@@ -25,6 +25,7 @@ from tests.scripted_loop import GUESSES, LIMIT, PROMPT, WINDOWS, Windows, assert
 from tsgg.errors import UsageError
 from tsgg.speculative import (
     Decline,
+    DraftContext,
     SpeculativeExecution,
     Step,
     Want,
@@ -51,11 +52,17 @@ def test_any_drafter_in_any_window_leaves_the_stream_memory_and_corpus_of_plain_
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("seed", [None, 3], ids=["greedy", "seeded"])
-def test_the_ngram_drafter_leaves_the_stream_of_plain_decoding(window: int, seed: int | None) -> None:
-    request, sequence, sampler, _ = decode(NgramSpeculator(), window, limit=150, seed=seed)
+def test_the_ngram_drafter_leaves_the_stream_of_plain_decoding_and_knows_exactly_what_is_committed(
+    window: int, seed: int | None
+) -> None:
+    drafter, fresh = NgramSpeculator(), NgramSpeculator()
+    request, sequence, sampler, _ = decode(drafter, window, limit=150, seed=seed)
     assert sampler.tokens == plain_stream(PROMPT, 150, seed=seed)
     assert_memory(sequence, PROMPT, sampler.tokens)
     assert request.counters.snapshot().drafted > 0
+    fresh.open(request.key, sequence)
+    everything = [DraftContext(request.key, last, sequence.length, 64) for last in range(VOCAB)]
+    assert drafter.propose(everything) == fresh.propose(everything)
 
 
 @pytest.mark.parametrize("speculator", [None, Decline("switched off")])
@@ -129,6 +136,17 @@ def test_the_last_tokens_wanted_narrow_the_window_so_that_no_row_is_drawn_in_vai
     assert [rows for _, rows, _ in trunk.forwards[2:]] == [9, 4]
     assert len(sampler.tokens) == 14 and sampler.finished == "length"
     assert request.remaining == 0
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_request_ends_with_the_tokens_it_has_left_whatever_its_sampler_would_draw(window: int) -> None:
+    execution = SpeculativeExecution(ScriptedTrunk(), ScriptedDrafter(right), options(window))
+    request, sequence, sampler = begin(execution, PROMPT, 100)
+    request.remaining = 12
+    steps = finish(execution, request)
+    assert sampler.tokens == plain_stream(PROMPT, 13)
+    assert_memory(sequence, PROMPT, sampler.tokens)
+    assert request.remaining == 0 and steps[-1].finished == "length" and sampler.finished is None
 
 
 def test_the_end_of_the_context_narrows_the_window_and_then_ends_the_request() -> None:

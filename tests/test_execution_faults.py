@@ -20,9 +20,12 @@ from tests.scripted import (
 )
 from tests.scripted_loop import LIMIT, PROMPT, assert_memory, begin, decode, finish, options
 from tsgg.speculative import (
+    CommittedRows,
     Draft,
     DraftContext,
+    Sequence,
     SpeculativeExecution,
+    Speculator,
 )
 from tsgg.speculative.execution import NO_ROOM
 
@@ -68,6 +71,48 @@ class Odd(ScriptedDrafter):
 
 MALFORMED: list[Any] = [None, [], [Draft()] * 2, ["drafts"]]
 BAD_TOKENS: list[Any] = [("a",), (1.0,), None]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_reason_for_a_wrong_number_of_drafts_names_both_numbers(count: int) -> None:
+    request, _, _, _ = decode(Odd([Draft()] * count), 4, limit=10)
+    assert f"{count} drafts came back for 1 contexts" in str(request.counters.dropped)
+
+
+class Bare(Speculator):
+    """Raises an error that cannot be printed, and has no name."""
+
+    def open(self, key: int, sequence: Sequence) -> None:
+        pass
+
+    def propose(self, contexts: list[DraftContext]) -> list[Draft]:
+        class Unprintable(Exception):
+            def __str__(self) -> str:
+                raise ValueError("no words")
+
+        raise Unprintable
+
+    def commit(self, key: int, tokens: list[int], start_position: int, rows: CommittedRows | None) -> None:
+        pass
+
+    def close(self, key: int) -> None:
+        pass
+
+
+def test_a_drafter_without_a_name_whose_error_cannot_be_printed_is_dropped_like_any_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request, _, sampler, _ = decode(Bare(), 4, limit=10)
+    assert sampler.tokens == plain_stream(PROMPT, 10)
+    assert len(caplog.records) == 1 and "Bare failed in propose" in str(request.counters.dropped)
+
+
+@pytest.mark.parametrize("silence", [None, 3, ["unhashable"]], ids=repr)
+def test_whatever_a_drafter_gives_as_its_reason_for_silence_is_counted_as_text(silence: Any) -> None:
+    request, _, sampler, _ = decode(Odd([Draft(silence=silence)]), 4, limit=4)
+    assert sampler.tokens == plain_stream(PROMPT, 4)
+    reason = "no reason given" if silence is None else str(silence)
+    assert dict(request.counters.snapshot().silence_reasons) == {reason: 2, NO_ROOM: 1}
 
 
 @pytest.mark.parametrize("result", [*MALFORMED, *([Draft(tokens)] for tokens in BAD_TOKENS)], ids=repr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scripted import ScriptedSequence
-from tsgg.settings import settings as defaults
+from tsgg.settings import Settings
 from tsgg.speculative import Draft, DraftContext
 from tsgg.speculative import ngram as module
 from tsgg.speculative.ngram import GAP, NO_MATCH, WEAK_MATCH, NgramSpeculator
@@ -34,8 +33,8 @@ def draft_after(text: list[int], window: int = 8, pmin: float = 0.0) -> Draft:
 
 
 def brute_force(text: list[int], window: int, required: int) -> list[int]:
-    """The rule in words: longest order first, then the most recent occurrence; a match one short of `required` drafts only
-    what followed its occurrence before, too; a continuation that runs out of text repeats."""
+    """The rule in words: longest order first, then the most recent occurrence; a match one short of `required` drafts
+    only what followed its occurrence before, too; a continuation that runs out of text repeats."""
     n, lowest = len(text), required - 1
 
     def occurrences(k: int, before: int) -> list[int]:
@@ -165,6 +164,12 @@ def test_sequences_do_not_see_each_others_history() -> None:
     assert list(speculator._histories) == [1]
 
 
+@pytest.mark.parametrize(("text", "on"), [(None, False), ("0", False), ("1", True)])
+def test_the_debug_switch_is_an_environment_variable(text: str | None, on: bool) -> None:
+    environment = {} if text is None else {"TS_NGRAM_DEBUG": text}
+    assert Settings.from_environment(environment).ngram_debug == on
+
+
 def test_the_debug_switch_logs_why_it_is_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,7 +177,7 @@ def test_the_debug_switch_logs_why_it_is_silent(
     speculator = opened([1, 2, 3])
     propose(speculator, 3, 9)
     assert not caplog.records
-    monkeypatch.setattr(module, "settings", dataclasses.replace(defaults, ngram_debug=True))
+    monkeypatch.setattr(module, "settings", Settings(ngram_debug=True))
     propose(speculator, 3, 9)
     speculator.commit(0, [9], 7, None)
     propose(speculator, 8, 9)

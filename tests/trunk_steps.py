@@ -57,7 +57,8 @@ def same_bits(a: Array, b: Array) -> bool:
 
 
 def visible_cells(model: Model, sequence: Sequence) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """(name, bytes) of every cache tensor's cells that the sequence's next row will see, in order of position."""
+    """(name, bytes) of every cache tensor's cells that the sequence's next row will see, in order of position, and of the
+    recurrent states."""
     for name, arena in model.memory.arenas.items():
         oldest = max(0, sequence.length + 1 - arena.window) if arena.window else 0
         cells = np.arange(oldest, sequence.length) % arena.cells
@@ -69,6 +70,10 @@ def visible_cells(model: Model, sequence: Sequence) -> Iterator[tuple[str, NDArr
                 yield f"{name} v {layer}", v.reshape(*v.shape[:2], arena.cells, size)[:, :, cells]
             else:
                 yield f"{name} v {layer}", v[:, cells]
+    if (recurrent := model.memory.recurrent) is not None:
+        for kind, tensors in (("conv", recurrent.conv), ("state", recurrent.state)):
+            for layer, tensor in tensors.items():
+                yield f"{kind} {layer}", buffers.read(tensor).reshape(recurrent.slots, -1)[sequence.slot].view(np.uint8)
 
 
 def _bytes(tensor: buffers.Tensor) -> NDArray[np.uint8]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
+from tsgg.draft_head import NextNHead
 from tsgg.errors import ModelFileError, UsageError
 from tsgg.forward import Forward, StepRows
 from tsgg.ggml.buffers import CACHE_TYPES
@@ -64,6 +65,8 @@ class Model:
         self.n_ctx = self.plan.context
         self.vocab_size = int(self.file.tensors["token_embd.weight"].shape[1])
         self._closers: list[_Closable] = []
+        self._cache_types = cache_type_k, cache_type_v
+        self._draft_head: NextNHead | None = None
         try:
             backend = self._own(Backend(self.device, n_threads))
             helpers = () if self.device.is_cpu else (self._own(Backend(devices()[-1], n_threads)),)
@@ -145,6 +148,17 @@ class Model:
         """Draft weights that the file itself carries."""
         blocks = self.file.metadata.get_int(f"{self.arch.name}.nextn_predict_layers", 0)
         return f"{blocks} NextN block(s)" if blocks else "none in the file"
+
+    def draft_head(self) -> NextNHead | None:
+        """The draft head that the file carries, loaded at the first call; None where it announces none.
+
+        Raises `ModelFileError` for one that is announced and not there, `UnsupportedError`, `OutOfMemoryError`.
+        """
+        if self._draft_head is None and (block := self.arch.draft_block()) is not None:
+            memory = (self.n_ctx, self.slots.count, *self._cache_types)
+            head = NextNHead(block, self.file, self.weights, memory, self.device, self._forward.backends)
+            self._draft_head = self._own(head)
+        return self._draft_head
 
     def graph_bytes(self) -> int:
         """Bytes that cached graphs hold now."""

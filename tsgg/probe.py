@@ -220,11 +220,16 @@ def _forward(model: Model, backends: tuple[Backend, ...]) -> Exactness:
     memory = Memory(model.arch.attention(), prefix.size + MOST, 1, model.device, *types)
     with closing(memory), closing(Forward(model.arch, model.weights, memory, backends, model.vocab_size)) as forward:
         sequence = Slots(1, prefix.size + MOST, memory).take()
-        forward.run(Batch((sequence,), prefix, Want("none")))
-        sequence.commit(prefix.size)
+
+        def extend(tokens: NDArray[np.int32]) -> None:
+            forward.run(Batch((sequence,), tokens, Want("none")))
+            sequence.commit(tokens.size)
 
         def run(first: int, count: int) -> Array:
-            sequence.truncate(prefix.size + first)
+            if sequence.truncate(prefix.size + first) < prefix.size:  # a recurrent state begins anew
+                extend(prefix)
+                for i in range(first):
+                    extend(tokens[:, i : i + 1])
             want = Want("last" if count == 1 else "all")  # what a plain step and a verify ask for
             rows = forward.run(Batch((sequence,), tokens[:, first : first + count], want))
             sequence.commit(count)

@@ -13,7 +13,7 @@ from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend, Device
 from tsgg.memory.kv import KVArena, KVInputs, KVStep, cell_bytes, round_cells
-from tsgg.memory.recurrent import RecurrentArena, RecurrentInputs, RecurrentStep, Rows, scratch_bytes, state_bytes
+from tsgg.memory.recurrent import RecurrentArena, RecurrentInputs, RecurrentStep, Layout, scratch_bytes, state_bytes
 from tsgg.models.base import Attention, Recurrent
 
 LARGEST_RUN = 512  # rows that may lie uncommitted in memory: a prefill chunk (a verify has at most 65)
@@ -25,9 +25,7 @@ Layers = Sequences[Attention | Recurrent]  # a model's geometry, layer by layer
 class Memory:
     """Arenas for `slots` sequences of `context` tokens. Allocated once, freed by `close`."""
 
-    def __init__(
-        self, layers: Layers, context: int, slots: int, device: Device, type_k: str, type_v: str
-    ) -> None:
+    def __init__(self, layers: Layers, context: int, slots: int, device: Device, type_k: str, type_v: str) -> None:
         """`layers` is the architecture's geometry, a layer each. Raises `UsageError`, `OutOfMemoryError`."""
         self.arenas: dict[str, KVArena] = {}
         self.recurrent: RecurrentArena | None = None
@@ -44,7 +42,7 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Bytes allocated now; those of recurrent layers grow with the rows of a verify."""
-        return sum(arena.nbytes for arena in (*self.arenas.values(), *filter(None, (self.recurrent,))))
+        return sum(arena.nbytes for arena in self._parts())
 
     def buckets(self, length: int) -> tuple[int, ...]:
         """Cells that a graph reads of every arena when the longest sequence reaches `length`."""
@@ -81,12 +79,12 @@ class Memory:
 
     def has_room(self, sequences: int, rows: int, partly: bool) -> bool:
         """Whether a graph of that shape can be built; `partly`: any number of its rows may be committed."""
-        return self.recurrent is None or self.recurrent.has_room(Rows.of(0, sequences, rows, partly))
+        return self.recurrent is None or self.recurrent.has_room(Layout.of(0, sequences, rows, partly))
 
     def make_room(self, sequences: int, rows: int, partly: bool) -> None:
         """Makes `has_room` true. Graphs built before must not run again. Raises `OutOfMemoryError`."""
         if self.recurrent is not None:
-            self.recurrent.make_room(Rows.of(0, sequences, rows, partly))
+            self.recurrent.make_room(Layout.of(0, sequences, rows, partly))
 
     def step(
         self, g: GraphBuilder, first: int, sequences: int, rows: int, buckets: tuple[int, ...], partly: bool = False
@@ -98,11 +96,15 @@ class Memory:
         }
         if self.recurrent is None:
             return MemoryStep(steps)
-        return MemoryStep(steps, RecurrentStep(self.recurrent, g, Rows.of(first, sequences, rows, partly)))
+        return MemoryStep(steps, RecurrentStep(self.recurrent, g, Layout.of(first, sequences, rows, partly)))
 
     def close(self) -> None:
-        for arena in (*self.arenas.values(), *filter(None, (self.recurrent,))):
+        for arena in self._parts():
             arena.close()
+
+    def _parts(self) -> list[KVArena | RecurrentArena]:
+        parts: list[KVArena | RecurrentArena] = [*self.arenas.values()]
+        return parts if self.recurrent is None else [*parts, self.recurrent]
 
 
 class StepInputs(Protocol):

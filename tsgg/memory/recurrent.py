@@ -30,16 +30,17 @@ from tsgg.ggml.devices import Backend, Device
 from tsgg.ggml.graph import Graph
 from tsgg.ggml.library import ffi, lib
 from tsgg.models.base import Recurrent
+from tsgg.speculative.options import MAX_DRAFT
 
 log = logging.getLogger("tsgg.memory")
 
-LARGEST_VERIFY = 65  # rows: `last` and the most drafts that a window has
+LARGEST_VERIFY = 1 + MAX_DRAFT  # rows
 GPU_STATES = (16, 32, 64, 128)  # key dimensions that GPU kernels know; CUDA's aborts the process on any other
 FLOAT = 4  # bytes: states are F32 whatever the KV type is
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Layout:
     """Where the rows of one forward lie: `count` each for `sequences` in slots `first`, `first` + 1, ..."""
 
     first: int
@@ -48,7 +49,7 @@ class Rows:
     every: bool  # the state after every row is kept, not the last one's alone
 
     @classmethod
-    def of(cls, first: int, sequences: int, count: int, partly: bool) -> Rows:
+    def of(cls, first: int, sequences: int, count: int, partly: bool) -> Layout:
         """`partly`: any number of the rows may be committed."""
         return cls(first, sequences, count, count == 1 or (partly and count <= LARGEST_VERIFY))
 
@@ -78,7 +79,7 @@ class RecurrentArena:
             )
         self.layers, self.slots, self.device = tuple(layers), slots, device
         self.backend: Backend | None = None  # where commits run; set by the forward that owns it
-        self.rows: Rows | None = None  # of the last forward: what scratch holds
+        self.rows: Layout | None = None  # of the last forward: what scratch holds
         self.tensors = TensorSet(2 * len(self.layers))
         self.conv: dict[int, Tensor] = {}
         self.state: dict[int, Tensor] = {}
@@ -106,12 +107,12 @@ class RecurrentArena:
             raise TsggError("no scratch for recurrent states: `make_room` comes before a graph is built")
         return self._scratch
 
-    def has_room(self, rows: Rows) -> bool:
+    def has_room(self, rows: Layout) -> bool:
         """Whether scratch holds what such a forward leaves."""
         scratch = self._scratch
         return scratch is not None and rows.states <= scratch.states and rows.convolved(self.shape.taps) <= scratch.rows
 
-    def make_room(self, rows: Rows) -> None:
+    def make_room(self, rows: Layout) -> None:
         """Grows scratch. Graphs built before hold addresses in the old one: they must not run again.
 
         Raises `OutOfMemoryError`, with no scratch left.
@@ -212,7 +213,9 @@ class _Commit:
                 buffers.place(copy, live.buffer, int(ffi.cast("uintptr_t", live.data)) + slot * size)
                 g.expand(copy)
         self.graph = Graph(g, arena.backend)
-        self._ids = [(_pointer(self.graph.inputs[name]), n) for name, n in (("heads", shape.heads), ("rows", shape.taps - 1))]
+        self._ids = [
+            (_pointer(self.graph.inputs[name]), n) for name, n in (("heads", shape.heads), ("rows", shape.taps - 1))
+        ]
         self._heads = shape.heads
         self._start = ffi.new("int32_t[1]")
 
@@ -227,7 +230,7 @@ class _Commit:
 class RecurrentStep:
     """The arena's part of one forward under construction."""
 
-    def __init__(self, arena: RecurrentArena, g: GraphBuilder, rows: Rows) -> None:
+    def __init__(self, arena: RecurrentArena, g: GraphBuilder, rows: Layout) -> None:
         self.arena, self.g, self.rows = arena, g, rows
         self._run: Tensor | None = None  # rows to convolve, where scratch does not keep them: the layers take turns
 
@@ -240,13 +243,13 @@ class RecurrentStep:
         strides = (row, (before + count) * row)
         live = self.arena.conv[layer]
         live = g.view(live, (channels, before, b), (row, before * row), rows.first * before * row)
+        # x first: it needs all that earlier layers did, so that they have read the rows they shared before these are written
         g.expand(g.cpy(g.reshape(x, channels, count, b), g.view(run, (channels, count, b), strides, before * row)))
         g.expand(g.cpy(live, g.view(run, (channels, before, b), strides)))
         if not rows.every:
             kept = g.view(self.arena.scratch.convolved[layer], (channels, before, b), (row, before * row))
             g.expand(g.cpy(g.view(run, (channels, before, b), strides, count * row), kept))
-        result = g.ssm_conv(g.cont(g.transpose(run)), kernel)
-        return g.reshape(g.expand(result), channels, count * b)  # scheduled before the next layer writes its rows there
+        return g.reshape(g.ssm_conv(g.cont(g.transpose(run)), kernel), channels, count * b)
 
     def delta_net(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """See `tsgg.models.base.Step`. Leaves in scratch the state after every row, or after the last."""
@@ -309,7 +312,7 @@ def state_bytes(layer: Recurrent) -> int:
 
 def scratch_bytes(layer: Recurrent, sequences: int, rows: int) -> int:
     """Bytes of one layer's scratch for a verify of `rows` rows of each of `sequences`."""
-    kept = Rows.of(0, sequences, rows, True)
+    kept = Layout.of(0, sequences, rows, True)
     state = layer.heads * layer.value_dim * (layer.key_dim + 1)
     return (kept.states * state + kept.convolved(layer.taps) * layer.channels) * FLOAT
 
