@@ -177,6 +177,16 @@ def test_a_byte_without_a_token_is_dropped_after_merging() -> None:
     assert tokenizer.encode("txh th") == [tokens.index(text) for text in ("t", "h", "\u0120", "th")]
 
 
+def test_a_merge_that_is_listed_twice_keeps_its_first_rank() -> None:
+    values = dict(byte_level_metadata())
+    tokens = [*byte_level_metadata().get_strings("tokenizer.ggml.tokens"), "bx", "xb"]
+    values["tokenizer.ggml.tokens"] = tokens
+    values["tokenizer.ggml.token_type"] = np.ones(len(tokens), np.int32)
+    values["tokenizer.ggml.merges"] = ["b x", "x b", "b x"]
+    tokenizer = Tokenizer.from_metadata(Metadata(values))
+    assert tokenizer.encode("bxb") == [tokens.index("bx"), tokens.index("b")]
+
+
 def test_types_and_ends_are_corrected_by_text() -> None:
     def changed(texts: list[str], eos: str) -> Tokenizer:
         values = dict(byte_level_metadata())
@@ -275,20 +285,13 @@ def test_text_that_is_not_unicode_and_ids_outside_are_usage_errors() -> None:
 def random_texts(count: int) -> list[str]:
     generator = random.Random(7)
     ranges = [
-        (0x20, 0x7F),
-        (0x20, 0x7F),
-        (0x9, 0xE),
-        (0xA0, 0x250),
-        (0x370, 0x600),
-        (0x4E00, 0x4F00),
-        (0x1F600, 0x1F640),
-    ]
+        (0x20, 0x7F), (0x20, 0x7F), (0x9, 0xE), (0xA0, 0x250), (0x370, 0x600), (0x4E00, 0x4F00), (0x1F600, 0x1F640),
+    ]  # fmt: skip
     texts = []
     for _ in range(count):
         low, high = generator.choice(ranges), generator.choice(ranges)
-        texts.append(
-            "".join(chr(generator.randrange(*generator.choice((low, high)))) for _ in range(generator.randrange(30)))
-        )
+        size = generator.randrange(30)
+        texts.append("".join(chr(generator.randrange(*generator.choice((low, high)))) for _ in range(size)))
     return texts
 
 
