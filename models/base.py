@@ -49,13 +49,17 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Cache geometry of one attention layer. `window` is in tokens, 0 for full attention."""
+    """Cache geometry of one attention layer. `window` is in tokens, 0 for full attention.
+
+    A layer with a `donor` keeps nothing: it reads that layer's cache, which has the same geometry.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
     window: int = 0
+    donor: int | None = None  # an earlier layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,11 @@ class Step(Protocol):
     def linear(self, weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """weight {n, m} on x {n, rows} -> {m, rows}; a row's bits do not depend on how many rows there are."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, scale: float) -> Tensor | None:
         """Stores k {d, kv heads, rows} and v, returns the attention of q {d, heads, rows}: {d * heads, rows}.
 
-        None when nothing after this layer's cache rows is wanted: the architecture then returns None as well.
+        k and v are None in a layer that reads a donor's cache. The result is None when nothing after this layer's cache rows
+        is wanted: the architecture then returns None as well.
         """
 
     def convolve(self, layer: int, x: Tensor, kernel: Tensor) -> Tensor:

@@ -94,25 +94,40 @@ def windowed_layers(keys: Keys, layers: int, period: int | None = None) -> tuple
 
 
 def mixture(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor, experts: Experts) -> Tensor:
-    """Softmax router over all experts, the best `used` with their weights normalised, SwiGLU experts.
+    """Softmax router over all experts, the best `used` with their weights normalised, SwiGLU experts."""
+    picks, weights = route(g, step.linear(w[f"{prefix}ffn_gate_inp.weight"], x), experts)
+    return mix(g, w, prefix, x, picks, weights, experts)
+
+
+def route(g: GraphBuilder, scores: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+    """From a router's scores {count, rows} the best experts {used, rows}, and their probabilities {1, used, rows} that sum to 1."""
+    rows = int(scores.ne[1])
+    probabilities = g.soft_max(scores)
+    picks = g.argsort_top_k(probabilities, experts.used)
+    weights = g.get_rows(g.reshape(probabilities, 1, experts.count, rows), picks)  # {1, used, rows}
+    weights = g.reshape(weights, experts.used, rows)
+    total = g.clamp(g.sum_rows(weights), SMALLEST_WEIGHT_SUM, float("inf"))
+    return picks, g.reshape(g.div(weights, total), 1, experts.used, rows)
+
+
+def mix(
+    g: GraphBuilder, w: Weights, prefix: str, x: Tensor, picks: Tensor, weights: Tensor, experts: Experts,
+    gelu: bool = False,
+) -> Tensor:  # fmt: skip
+    """Outputs of the picked experts, times their weights {1, used, rows}: SwiGLU, or GEGLU with `gelu`.
 
     Sums in pick order, rank 0 first, like every engine that the golden files came from.
     """
     embedding, rows = int(x.ne[0]), int(x.ne[1])
-    probabilities = g.soft_max(step.linear(w[f"{prefix}ffn_gate_inp.weight"], x))
-    picks = g.argsort_top_k(probabilities, experts.used)  # {used, rows}
-    weights = g.get_rows(g.reshape(probabilities, 1, experts.count, rows), picks)  # {1, used, rows}
-    weights = g.reshape(weights, experts.used, rows)
-    total = g.clamp(g.sum_rows(weights), SMALLEST_WEIGHT_SUM, float("inf"))
-    weights = g.reshape(g.div(weights, total), 1, experts.used, rows)
-
     x = g.reshape(x, embedding, 1, rows)
     fused = w.get(f"{prefix}ffn_gate_up_exps.weight")
     if fused is None:
         gate = g.mul_mat_id(w[f"{prefix}ffn_gate_exps.weight"], x, picks)  # {width, used, rows}
-        inner = g.swiglu_split(gate, g.mul_mat_id(w[f"{prefix}ffn_up_exps.weight"], x, picks))
+        up = g.mul_mat_id(w[f"{prefix}ffn_up_exps.weight"], x, picks)
+        inner = g.geglu_split(gate, up) if gelu else g.swiglu_split(gate, up)
     else:
-        inner = g.swiglu(g.mul_mat_id(fused, x, picks))
+        both = g.mul_mat_id(fused, x, picks)
+        inner = g.geglu(both) if gelu else g.swiglu(both)
     down = g.mul_mat_id(w[f"{prefix}ffn_down_exps.weight"], inner, picks)
     weighted = g.mul(down, weights)  # {embedding, used, rows}
     stride = int(weighted.nb[2])

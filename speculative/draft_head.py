@@ -42,13 +42,8 @@ class _Waiting:
     start: int = 0  # position of the first
     rows: list[np.ndarray] = field(default_factory=list)  # each [rows, features] f32
 
-    @property
-    def end(self) -> int:
-        return self.start + sum(len(rows) for rows in self.rows)
-
-    def reaches(self, position: int) -> bool:
-        """Whether the row before the token at `position` is the last one here."""
-        return bool(self.rows) and self.end == position
+    def count(self) -> int:
+        return sum(len(rows) for rows in self.rows)
 
     def take(self) -> np.ndarray:
         """All of them, and forgets them."""
@@ -77,7 +72,7 @@ class DraftHeadSpeculator(Speculator):
         self._waiting[key] = _Waiting(sequence)
 
     def propose(self, contexts: list[DraftContext]) -> list[Draft]:
-        ready = [i for i, context in enumerate(contexts) if self._waiting[context.key].reaches(context.position)]
+        ready = [i for i, context in enumerate(contexts) if self._waiting[context.key].rows]
         drafts = [Draft(silence=NO_ROW)] * len(contexts)
         for window in sorted({contexts[i].window for i in ready}):
             group = [i for i in ready if contexts[i].window == window]
@@ -88,14 +83,13 @@ class DraftHeadSpeculator(Speculator):
 
     def commit(self, key: int, tokens: list[int], start_position: int, rows: CommittedRows | None) -> None:
         waiting = self._waiting[key]
-        if rows is None or (waiting.rows and start_position != waiting.end):
-            waiting.rows = []  # what follows a gap does not join what stands before it
         if rows is None:
+            waiting.rows = []  # what follows a gap does not join what stands before it
             return
         if not waiting.rows:
             waiting.start = start_position
         waiting.rows.append(self._features(rows))
-        if waiting.end - waiting.start > MOST_WAITING:
+        if waiting.count() > MOST_WAITING:
             self._catch_up(waiting)
 
     def close(self, key: int) -> None:
@@ -106,7 +100,7 @@ class DraftHeadSpeculator(Speculator):
     def _features(self, rows: CommittedRows) -> np.ndarray:
         """A copy of the rows that the head reads: [kept, features]."""
         if not self.taps:
-            return rows.hidden().copy()
+            return np.array(rows.hidden())
         return np.concatenate([rows.tap(layer) for layer in self.taps], axis=1)
 
     def _catch_up(self, waiting: _Waiting) -> None:

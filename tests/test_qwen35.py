@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tsgg.models.base import Attention, Recurrent
 from tsgg.speculative.protocol import Want
 
 TRUNKS = sorted(path.stem for path in (GOLDEN / "trunks").glob("qwen35*.gguf"))
-F32_CACHE = {"cache_type_k": "f32", "cache_type_v": "f32"}
+F32_CACHE: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32"}
 SHAPES = {
     "dense": TinyQwen35(),
     "mixture, tied": TinyQwen35(experts=4, tied=True),
@@ -60,7 +61,9 @@ def test_logits_and_states_are_those_of_float64_numpy(tmp_path: Path, shape: Tin
         assert np.abs(np.concatenate(rows) - expected).max() < 2e-5 * max(1.0, float(expected.std()))
         recurrent = model.memory.recurrent
         assert (recurrent is not None) == any(shape.kinds)
-        for layer in recurrent.layers if recurrent is not None else ():
+        if recurrent is None:
+            return
+        for layer in recurrent.layers:
             assert np.abs(buffers.read(recurrent.state[layer])[0] - reference.state[layer]).max() < 1e-5
             assert np.abs(buffers.read(recurrent.conv[layer])[0, 0] - reference.conv[layer]).max() < 1e-5
 
@@ -124,7 +127,7 @@ def test_expert_widths_follow_from_the_dense_width_where_the_file_has_only_that(
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
-WIDE = {"embedding": 256, "width": 256, "head_dim": 64, "state": 64}
+WIDE: dict[str, Any] = {"embedding": 256, "width": 256, "head_dim": 64, "state": 64}
 EXACT = {
     "f32": SHAPES["odd widths"],
     "f16 mixture": TinyQwen35(weights="f16", experts=4, used=3),

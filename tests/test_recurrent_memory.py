@@ -405,7 +405,12 @@ def test_a_step_is_one_forward_and_one_copy_graph_whatever_is_rejected(
         step(model, sequence, list(range(rows)))  # builds the graphs
     replayed: list[Graph] = []
     replay = Graph.replay
-    monkeypatch.setattr(Graph, "replay", lambda graph: (replayed.append(graph), replay(graph))[1])
+
+    def note(graph: Graph) -> None:
+        replayed.append(graph)
+        replay(graph)
+
+    monkeypatch.setattr(Graph, "replay", note)
     for rows, kept in ((5, 1), (1, 1), (5, 3), (5, 5), (1, 1)):
         replayed.clear()
         model.forward(Batch((sequence,), np.array([range(rows)], np.int32), VERIFY))
@@ -445,7 +450,8 @@ def test_states_that_a_gpu_cannot_compute_are_refused_before_its_kernel_aborts()
 
 
 def test_layers_of_different_geometry_are_refused() -> None:
-    layers = [Recurrent(192, 4, 1, 64, 64), Recurrent(192, 4, 2, 64, 64), Attention(1, 1, 64, 64)]
+    layers: list[Attention | Recurrent] = [Recurrent(192, 4, heads, 64, 64) for heads in (1, 2)]
+    layers.append(Attention(1, 1, 64, 64))
     with pytest.raises(UnsupportedError, match="different geometry"):
         Memory(layers, 256, 1, pick_device("cpu"), "f16", "f16")
 

@@ -187,11 +187,12 @@ class Reference:
     def __init__(self, shape: TinyQwen35) -> None:
         self.shape = shape
         self.w = {
-            name: np.frombuffer(raw, "<f4").reshape(ne[::-1]).astype(np.float64)
-            for name, ne, _, raw in tensors(shape)
+            name: np.frombuffer(raw, "<f4").reshape(ne[::-1]).astype(np.float64) for name, ne, _, raw in tensors(shape)
         }
         self.conv = {i: np.zeros((TAPS - 1, shape.channels)) for i in range(shape.layers)}  # oldest row first
-        self.state = {i: np.zeros((shape.value_heads, shape.state, shape.state)) for i in range(shape.layers)}  # [h, v, k]
+        self.state = {
+            i: np.zeros((shape.value_heads, shape.state, shape.state)) for i in range(shape.layers)
+        }  # [h, v, k]
         self.keys: dict[int, list[Array]] = {i: [] for i in range(shape.layers + shape.nextn)}
         self.values: dict[int, list[Array]] = {i: [] for i in range(shape.layers + shape.nextn)}
         self.length = 0

@@ -117,7 +117,7 @@ class NextNHead:
         else:
             self._programs.move_to_end(key)
         program.start.first = start
-        program.hidden[:] = hidden
+        program.before[:] = hidden
         program.run([tokens], [position])
         return program
 
@@ -189,7 +189,7 @@ class _Program(StepProgram):
     ) -> None:
         super().__init__(key, block, cast(ModelWeights, weights), memory, backends)
         inputs = self.graph.inputs
-        self.hidden = inputs["hidden"].reshape(key.rows, -1)
+        self.before = inputs["hidden"].reshape(key.rows, -1)
         self.start = _Start(next(array for name, array in inputs.items() if name.endswith(".mask")))
         self._memory.append(self.start)
 
@@ -211,7 +211,6 @@ class _SharedWeights:
 
     def __init__(self, own: ModelWeights, trunk: ModelWeights) -> None:
         self.own, self.trunk, self.device = own, trunk, trunk.device
-        self._table_owner = trunk
 
     def __getitem__(self, name: str) -> Tensor:
         return self.own.get(name) or self.trunk[name]
@@ -223,11 +222,8 @@ class _SharedWeights:
         return self.own.repacked(tensor) or self.trunk.repacked(tensor)
 
     def host_table(self, tensor: Tensor) -> bool:
-        for weights in (self.own, self.trunk):
-            if weights.host_table(tensor):
-                self._table_owner = weights
-                return True
-        return False
+        return self.own.host_table(tensor) or self.trunk.host_table(tensor)
 
-    def gather_table(self, ids: list[int], out: NDArray[np.float32]) -> None:
-        self._table_owner.gather_table(ids, out)
+    def gather_table(self, table: Tensor, ids: list[int], out: NDArray[np.float32]) -> None:
+        owner = self.own if self.own.host_table(table) else self.trunk
+        owner.gather_table(table, ids, out)

@@ -59,11 +59,16 @@ class StepGraph:
         want = key.want
         self._all = want.logits == "all" or want.hidden == "all"
         self._any = self._all or want.logits == "last" or want.hidden == "last" or self.layers in want.taps
+        # The last layer that leaves something in memory, or before which a residual is read.
+        self._last = max([*memory.writers, *want.taps], default=0)
+        self.host: dict[str, Tensor] = {}  # input name -> the table whose rows the host writes there
         self.pairs = settings.pair_rows and "LLAMAFILE" in cpu_features() and weights.device.is_cpu
 
     def embed(self, table: Tensor) -> Tensor:
         if self.weights.host_table(table):
-            return self.g.input("embeddings", F32, int(table.ne[0]), self.rows)
+            name = next((name for name, known in self.host.items() if known == table), f"embeddings.{len(self.host)}")
+            self.host[name] = table
+            return self.g.input(name, F32, int(table.ne[0]), self.rows)
         return self.g.get_rows(table, self.g.input("tokens", I32, self.rows))
 
     def linear(self, weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -75,9 +80,10 @@ class StepGraph:
             y = g.mul_mat(weight, x)
         return y if bias is None else g.add(y, bias)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
-        self.memory.store(layer, k, v)
-        if layer == self.layers - 1 and not self._any:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, scale: float) -> Tensor | None:
+        if k is not None and v is not None:
+            self.memory.store(layer, k, v)
+        if self._over(layer):
             return None
         return self.memory.attend(layer, q, scale)
 
@@ -86,13 +92,17 @@ class StepGraph:
 
     def delta_net(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor | None:
         result = self.memory.recurrent.delta_net(layer, q, k, v, decay, beta)
-        return None if layer == self.layers - 1 and not self._any else result
+        return None if self._over(layer) else result
 
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         if layer != self.layers - 1 or self._all or self.key.rows == 1 or self.layers in self.key.want.taps:
             return tensors
         ids = self.g.input("last_rows", I32, self.key.sequences)
         return tuple(self.g.get_rows(tensor, ids) for tensor in tensors)
+
+    def _over(self, layer: int) -> bool:
+        """Whether nobody wants what comes behind the layer's cache rows."""
+        return not self._any and layer >= self._last
 
     def tap(self, layer: int, x: Tensor) -> None:
         if layer in self.key.want.taps:
@@ -131,7 +141,7 @@ class StepProgram:
         self._first_pointer = ffi.cast("int32_t *", ffi.from_buffer(self._first))
         self._positions = ffi.cast("int32_t *", ffi.from_buffer(inputs["positions"]))
         self._tokens = inputs["tokens"].reshape(key.sequences, key.rows) if "tokens" in inputs else None
-        self._embeddings = inputs.get("embeddings")
+        self._gathered = [(table, inputs[name]) for name, table in step.host.items()]
         self._memory = step.memory.inputs(inputs)
         if "last_rows" in inputs:
             inputs["last_rows"][:] = np.arange(1, key.sequences + 1) * key.rows - 1
@@ -141,8 +151,8 @@ class StepProgram:
         self._first[:] = first
         if self._tokens is not None:
             self._tokens[:] = tokens
-        if self._embeddings is not None:
-            self.weights.gather_table([token for row in tokens for token in row], self._embeddings)
+        for table, rows in self._gathered:
+            self.weights.gather_table(table, [token for row in tokens for token in row], rows)
         lib.tsgg_fill_positions(self._positions, self.key.rows, self.key.sequences, self._first_pointer)
         for arena in self._memory:
             arena.fill(self._first_pointer)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from tsgg.chat import ChatTemplate, ReasoningSplitter
-from tsgg.errors import UsageError
+from tsgg.errors import UnsupportedError, UsageError
 from tsgg.generation import Generation
 from tsgg.model import Model
 from tsgg.pull import resolve_model
@@ -236,7 +236,13 @@ class LLM:
     def _execution(self, options: SpeculationOptions) -> SpeculativeExecution:
         """One execution per set of options, so that its counters and costs carry over between calls."""
         if options not in self._executions:
-            speculator = REGISTRY.create(options.type, self.model, options)
+            if options.draft_model is not None:
+                raise UnsupportedError(
+                    f"draft_model {options.draft_model}: drafters in files of their own are not implemented"
+                )
+            wants_head = options.enabled and (options.type == AUTO or REGISTRY.requires_draft_head(options.type))
+            head = self.model.draft_head() if wants_head else None
+            speculator = REGISTRY.create(options.type, self.model, options, head)
             self._executions[options] = SpeculativeExecution(self.model, speculator, options)
         return self._executions[options]
 

@@ -90,7 +90,9 @@ def plan(pairs: Iterable[tuple[TensorInfo, TensorSpec]], device: Device) -> list
             where = "host"
         placements.append(Placement(info, spec, where))
         if where == "host" and spec.name == "token_embd.weight" and "output.weight" not in names:
-            placements.append(Placement(info, replace(spec, name="output.weight"), "copied"))  # a tied head multiplies by it
+            placements.append(
+                Placement(info, replace(spec, name="output.weight"), "copied")
+            )  # a tied head multiplies by it
     return placements
 
 
@@ -130,9 +132,9 @@ class ModelWeights:
         """Whether rows of this table are gathered on the host because the device cannot."""
         return tensor in self._host
 
-    def gather_table(self, ids: list[int], out: NDArray[np.float32]) -> None:
-        """Rows `ids` of the host's embedding table, dequantized into `out` [rows, embedding]."""
-        ((_, info),) = self._host.items()
+    def gather_table(self, table: Tensor, ids: list[int], out: NDArray[np.float32]) -> None:
+        """Rows `ids` of one of the host's tables, dequantized into `out` [rows, columns]."""
+        info = self._host[table]
         row = info.nbytes // info.shape[1]
         memory = ffi.from_buffer(self._maps[info.file]) + info.offset
         convert = lib.ggml_get_type_traits(info.type).to_float

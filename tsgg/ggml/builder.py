@@ -111,6 +111,10 @@ class GraphBuilder:
         """gelu(gate) * up, the tanh approximation of gelu"""
         return lib.ggml_geglu_split(self.ctx, gate, up)
 
+    def geglu(self, a: Tensor) -> Tensor:
+        """gelu(first half of axis 0) * second half"""
+        return lib.ggml_geglu(self.ctx, a)
+
     def sum_rows(self, a: Tensor) -> Tensor:
         """{n, ...} -> {1, ...}"""
         return lib.ggml_sum_rows(self.ctx, a)

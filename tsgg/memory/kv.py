@@ -133,7 +133,7 @@ class KVStep:
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Attention of q {d, heads, rows} over the layer's cells: {value_dim * heads, rows}."""
         g, shape, b, t = self.g, self.arena.layers[layer], self.sequences, self.rows
-        heads, kv_heads, d, dv = shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim
+        heads, kv_heads, d, dv = int(q.ne[1]), shape.kv_heads, shape.head_dim, shape.value_dim
         k = self._slots(self.arena.k[layer], self.cells)
         q = g.permute(g.reshape(q, d, heads, t, b), 0, 2, 1, 3)  # {d, t, heads, b}
         if self.flash:

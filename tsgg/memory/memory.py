@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Sequences
 from dataclasses import replace
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend, Device
 from tsgg.memory.kv import KVArena, KVInputs, KVStep, cell_bytes, round_cells
-from tsgg.memory.recurrent import RecurrentArena, RecurrentInputs, RecurrentStep, Layout, scratch_bytes, state_bytes
+from tsgg.memory.recurrent import Layout, RecurrentArena, RecurrentInputs, RecurrentStep, scratch_bytes, state_bytes
 from tsgg.models.base import Attention, Recurrent
 
 LARGEST_RUN = 512  # rows that may lie uncommitted in memory: a prefill chunk (a verify has at most 65)
@@ -30,6 +31,8 @@ class Memory:
         self.arenas: dict[str, KVArena] = {}
         self.recurrent: RecurrentArena | None = None
         recurrent = {i: layer for i, layer in enumerate(layers) if isinstance(layer, Recurrent)}
+        self.sources = {i: _source(i, layer) for i, layer in enumerate(layers)}  # layer -> whose cache it reads
+        self.writers = [i for i, source in self.sources.items() if i == source]  # layers that keep something
         try:
             if recurrent:
                 self.recurrent = RecurrentArena(recurrent, slots, device)
@@ -95,8 +98,10 @@ class Memory:
             for (name, arena), cells in zip(self.arenas.items(), buckets, strict=True)
         }
         if self.recurrent is None:
-            return MemoryStep(steps)
-        return MemoryStep(steps, RecurrentStep(self.recurrent, g, Layout.of(first, sequences, rows, partly)))
+            return MemoryStep(steps, self.sources)
+        return MemoryStep(
+            steps, self.sources, RecurrentStep(self.recurrent, g, Layout.of(first, sequences, rows, partly))
+        )
 
     def close(self) -> None:
         for arena in self._parts():
@@ -117,8 +122,11 @@ class StepInputs(Protocol):
 class MemoryStep:
     """Memory's part of one forward under construction: each layer finds its arena."""
 
-    def __init__(self, steps: dict[str, KVStep], recurrent: RecurrentStep | None = None) -> None:
-        self._steps, self._recurrent = steps, recurrent
+    def __init__(
+        self, steps: dict[str, KVStep], sources: Mapping[int, int], recurrent: RecurrentStep | None = None
+    ) -> None:
+        """`sources`: the layer whose cache each layer reads, mostly its own."""
+        self._steps, self._sources, self._recurrent = steps, sources, recurrent
         self._of_layer = {layer: step for step in steps.values() for layer in step.arena.layers}
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -126,8 +134,9 @@ class MemoryStep:
         self._of_layer[layer].store(layer, k, v)
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """Attention of q {d, heads, rows} over the layer's cells: {value_dim * heads, rows}."""
-        return self._of_layer[layer].attend(layer, q, scale)
+        """Attention of q {d, heads, rows} over the cells that the layer reads: {value_dim * heads, rows}."""
+        source = self._sources[layer]
+        return self._of_layer[source].attend(source, q, scale)
 
     @property
     def recurrent(self) -> RecurrentStep:
@@ -141,6 +150,10 @@ class MemoryStep:
             KVInputs(step, arrays) for name, step in self._steps.items() if f"{name}.cells" in arrays
         ]
         return inputs if self._recurrent is None else [*inputs, RecurrentInputs(self._recurrent)]
+
+
+def _source(number: int, layer: Attention | Recurrent) -> int:
+    return layer.donor if isinstance(layer, Attention) and layer.donor is not None else number
 
 
 def memory_bytes(layers: Layers, context: int, slots: int, type_k: str, type_v: str) -> int:
@@ -168,7 +181,7 @@ def _group(layers: Layers, context: int) -> dict[str, tuple[dict[int, Attention]
     """Layers by arena, with the cells of a slot: all positions, or a window and the largest uncommitted run."""
     groups: dict[str, tuple[dict[int, Attention], int]] = {}
     for number, layer in enumerate(layers):
-        if isinstance(layer, Recurrent):
+        if isinstance(layer, Recurrent) or layer.donor is not None:
             continue
         name = f"window{layer.window}" if layer.window else "kv"
         cells = min(context, layer.window + LARGEST_RUN) if layer.window else context
