@@ -204,7 +204,7 @@ class Keys:
         return tuple(entries[:layers])
 
     def rope(self, head_dim: int, *, neox: bool, default_base: float = 10000.0) -> Rope:
-        """Rotary parameters with linear or YaRN scaling (reference: other-families.md section 0)."""
+        """Rotary parameters with linear or YaRN scaling."""
         dims = self.integer("rope.dimension_count", head_dim, high=head_dim)
         if dims % 2:
             raise ModelFileError(f"{self.arch}.rope.dimension_count is {dims}, expected an even number")

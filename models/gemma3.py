@@ -1,6 +1,6 @@
 """`gemma3`: sliding-window layers between full ones, a norm before and after both halves of a layer, GELU.
 
-Facts: reference/gemma.md section 1. The file's norms carry their + 1 already.
+The file's norms carry their + 1 already.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`qwen35`, `qwen35moe` (Qwen 3.5 to 3.8): three layers of gated delta rule to one of gated attention, dense or mixture.
 
-Facts: reference/qwen35.md. The file's norms carry their + 1 already, and its value heads are tiled: head h reads key head
+The file's norms carry their + 1 already, and its value heads are tiled: head h reads key head
 h % key heads.
 """
 

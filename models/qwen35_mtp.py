@@ -1,8 +1,7 @@
 """The NextN block (multi-token prediction) behind a `qwen35` trunk: a layer that guesses the token after the next.
 
 Row of the token at position p: its embedding, and the trunk's hidden row (after the final norm) of position p - 1. It predicts
-the token at p + 1; its own hidden row stands in for the trunk's when the guess is taken further. Facts: reference/qwen35.md,
-section 4.
+the token at p + 1; its own hidden row stands in for the trunk's when the guess is taken further.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_gemma3_270m_reads_and_continues_texts_like_another_engine(real: Model, 
 
 
 def test_end_of_generation_is_eos_end_of_turn_and_the_closing_tag(real: Model) -> None:
-    assert Tokenizer.from_metadata(real.file.metadata).end_of_generation == {1, 106, 212}  # reference/gemma.md 4.5
+    assert Tokenizer.from_metadata(real.file.metadata).end_of_generation == {1, 106, 212}
 
 
 # -- released shapes, against float64 ----------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def as_stored(shape: Shape, weights: dict[str, Array]) -> Iterator[Tensor]:
 
 
 def reference(shape: Shape, weights: dict[str, Array], tokens: list[int]) -> Array64:
-    """reference/gemma.md section 1.3 in float64, GELU through F16 as in ggml: logits [tokens, vocab]."""
+    """The forward of the family in float64, GELU through F16 as in ggml: logits [tokens, vocab]."""
     w = {name: values.astype(np.float64) for name, values in weights.items()}
     t, h, kv, d = len(tokens), shape.heads, shape.kv_heads, HEAD_DIM
     flags = shape.pattern if isinstance(shape.pattern, list) else None

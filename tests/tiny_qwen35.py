@@ -1,6 +1,6 @@
 """Tiny `qwen35` and `qwen35moe` files with seeded random weights, and the same network in float64 numpy.
 
-The reference is written from the formulas (reference/qwen35.md, section 2), one row at a time: its state is what the arena's
+The reference is written from the formulas, one row at a time: its state is what the arena's
 must be after the same rows.
 """
 

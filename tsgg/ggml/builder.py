@@ -36,7 +36,7 @@ class GraphBuilder:
     def input(self, name: str, type: int, *shape: int) -> Tensor:
         """A tensor that the caller fills before every replay. Asked for again by the same name, it is the same one.
 
-        Flagged INPUT and OUTPUT: an input alone may be overwritten by a later in-place op (reference trap 1).
+        Flagged INPUT and OUTPUT: an input alone may be overwritten by a later in-place op.
         """
         if name not in self.inputs:
             tensor = lib.ggml_new_tensor(self.ctx, type, len(shape), list(shape))
@@ -78,7 +78,7 @@ class GraphBuilder:
         return lib.ggml_scale(self.ctx, a, factor)
 
     def clamp(self, a: Tensor, low: float, high: float) -> Tensor:
-        """In place in this ggml: `a` itself is overwritten (reference trap 9), so give it a tensor nobody else reads."""
+        """In place in this ggml: `a` itself is overwritten, so give it a tensor nobody else reads."""
         return lib.ggml_clamp(self.ctx, a, low, high)
 
     def tanh(self, a: Tensor) -> Tensor:
