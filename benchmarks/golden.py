@@ -33,6 +33,9 @@ Answers = Mapping[str, NDArray[Any]]
 # must keep to, and what none may exceed (GELU by ggml's table of halves and the picks of a router turn the last bit of an
 # activation into a jump). For logits of a standard deviation up to USUAL_DEVIATION; rounding grows with them beyond.
 TOLERANCE = {"f32": (1e-4, 4e-3), "f16": (2e-2, 1e-1), "bf16": (1.6e-1, 4e-1), "q8_0": (3e-1, 6e-1)}
+# Gemma 4's queries and keys meet unscaled. In random files that makes attention so sharp that a GELU rounded the other way
+# reaches all later rows, and a rounded key the router's picks: float64 is as far from these answers (tests/test_gemma4.py).
+SHARP = {"gemma4": {"f32": (3e-3, 8e-3), "f16": (5e-2, 1.0)}}
 QUANTIZED = (0.8, 1.6)  # quantized weights: two correct engines differ by up to 0.8
 USUAL_DEVIATION = 8.0
 NEAR_TIE = 1e-3  # a top-two margin below it may fall either way: the greedy comparison ends there
@@ -167,7 +170,8 @@ def check_trunk(path: Path, cache: str, device: str = "cpu", n_threads: int | No
         # An error of e in every logit can turn a margin of 2 e round.
         near_tie = max(NEAR_TIE, 2 * max(worst for _, worst in errors.values()))
         agreed, expected = _greedy(model, first, pairs["row by row"][0][-1], answers["greedy"].tolist(), near_tie)
-        tolerance = max(TOLERANCE.get(kind, QUANTIZED) for kind in (cache, *_matrix_types(model)))
+        known = TOLERANCE | SHARP.get(model.arch.name, {})
+        tolerance = max(known.get(kind, QUANTIZED) for kind in (cache, *_matrix_types(model)))
     scale = max(1.0, float(prompt_logits.std()) / USUAL_DEVIATION)
     allowed = tolerance[0] * scale, tolerance[1] * scale
     wrong = sum(_wrong_picks(ours, golden, 2 * allowed[1]) for ours, golden in pairs.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tsgg.errors import UnsupportedError
 from tsgg.models.base import Architecture
 from tsgg.models.gemma3 import Gemma3
+from tsgg.models.gemma4 import Gemma4
 from tsgg.models.llama import Llama
 from tsgg.models.qwen2 import Qwen2
 from tsgg.models.qwen3 import Qwen3
@@ -12,7 +13,7 @@ from tsgg.models.qwen3moe import Qwen3Moe
 from tsgg.models.qwen35 import Qwen35, Qwen35MoE
 
 ARCHITECTURES: dict[str, type[Architecture]] = {
-    cls.name: cls for cls in (Gemma3, Llama, Qwen2, Qwen3, Qwen3Moe, Qwen35, Qwen35MoE)
+    cls.name: cls for cls in (Gemma3, Gemma4, Llama, Qwen2, Qwen3, Qwen3Moe, Qwen35, Qwen35MoE)
 }
 
 

@@ -387,7 +387,7 @@ def test_scratch_that_does_not_fit_refuses_the_forward_and_nothing_is_lost(
             raise OutOfMemoryError("the device refused the allocation")
 
         patch.setattr(TensorSet, "allocate", refuse)
-        with pytest.raises(OutOfMemoryError):
+        with pytest.raises(OutOfMemoryError, match=r"states after 12 rows.*smaller draft window"):
             step(model, sequence, draw(rng, 12))
     assert sequence.tokens == [1, 2, 3] and sequence.pending == []
     tokens = draw(rng, 12)

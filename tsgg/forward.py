@@ -141,7 +141,7 @@ class StepProgram:
         self._first_pointer = ffi.cast("int32_t *", ffi.from_buffer(self._first))
         self._positions = ffi.cast("int32_t *", ffi.from_buffer(inputs["positions"]))
         self._tokens = inputs["tokens"].reshape(key.sequences, key.rows) if "tokens" in inputs else None
-        self._gathered = [(table, inputs[name]) for name, table in step.host.items()]
+        self._gathered = [(table, inputs[name].reshape(step.rows, -1)) for name, table in step.host.items()]
         self._memory = step.memory.inputs(inputs)
         if "last_rows" in inputs:
             inputs["last_rows"][:] = np.arange(1, key.sequences + 1) * key.rows - 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from tsgg.draft_head import NextNHead
-from tsgg.errors import ModelFileError, UsageError
+from tsgg.errors import ModelFileError, UnsupportedError, UsageError
 from tsgg.forward import Forward, StepRows
 from tsgg.ggml.buffers import CACHE_TYPES
 from tsgg.ggml.devices import Backend, devices, pick_device
@@ -152,12 +152,21 @@ class Model:
     def draft_head(self) -> NextNHead | None:
         """The draft head that the file carries, loaded at the first call; None where it announces none.
 
-        Raises `ModelFileError` for one that is announced and not there, `UnsupportedError`, `OutOfMemoryError`.
+        None as well, with a logged reason, for a kind that is not implemented: the trunk runs without it.
+        Raises `ModelFileError` for one that is announced and not there, `OutOfMemoryError`.
         """
-        if self._draft_head is None and (block := self.arch.draft_block()) is not None:
+        if self._draft_head is not None:
+            return self._draft_head
+        try:
+            block = self.arch.draft_block()
+        except UnsupportedError as error:
+            log.warning("%s; the draft head is left out", error)
+            return None
+        if block is not None:
             memory = (self.n_ctx, self.slots.count, *self._cache_types)
             head = NextNHead(block, self.file, self.weights, memory, self.device, self._forward.backends)
             self._draft_head = self._own(head)
+            log.info("draft head: %.1f MiB beside its weights", head.nbytes / 2**20)
         return self._draft_head
 
     def graph_bytes(self) -> int:

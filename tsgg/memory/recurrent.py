@@ -22,7 +22,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tsgg.errors import TsggError, UnsupportedError
+from tsgg.errors import OutOfMemoryError, TsggError, UnsupportedError
 from tsgg.ggml import buffers
 from tsgg.ggml.buffers import F32, I32, Tensor, TensorSet
 from tsgg.ggml.builder import GraphBuilder
@@ -121,7 +121,14 @@ class RecurrentArena:
         if self._scratch is not None:
             states, convolved = max(states, self._scratch.states), max(convolved, self._scratch.rows)
         self._drop_scratch()
-        self._scratch = _Scratch(self.layers, self.shape, states, convolved, self.device)
+        try:
+            self._scratch = _Scratch(self.layers, self.shape, states, convolved, self.device)
+        except OutOfMemoryError as error:
+            size = states * len(self.layers) * state_bytes(self.shape) / 2**20
+            raise OutOfMemoryError(
+                f"no memory for the recurrent states after {states} rows, about {size:.0f} MiB ({error}): use a smaller draft "
+                "window or fewer sequences"
+            ) from None
         log.info("states after %d rows: %.1f MiB of scratch", states, self._scratch.nbytes / 2**20)
 
     def reset(self, slot: int) -> None:
