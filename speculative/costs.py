@@ -1,0 +1,160 @@
+"""What steps cost: seconds of a forward by its rows and of a draft by its tokens, learned from the steps themselves.
+
+A curve is a set of measured sizes with straight lines between them: measured curves have steps in them (8 to 9 rows on a
+GPU), so no formula is fitted. Each size keeps a mean over its last samples and a slope over the context.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+MEMORY = (
+    16  # samples that a mean remembers: one odd step moves it by a sixteenth, a slower machine shows within seconds
+)
+# A sample that is half as much again as expected is a stall until the next one confirms it: one stall flips no verdict. The
+# same bound tells a step of the curve from the building of a graph in the first sample of a size.
+STANDS_OUT = 1.5
+FIRST_SLOPE = 0.5  # plain steps that a further row is taken to cost while one row is all that was measured
+FORGET = (
+    2048  # samples of a curve after which a size not seen among them counts as unmeasured: the machine was busy then
+)
+SPREAD = 256.0 * 256.0  # tokens^2 of context that samples must spread over before their slope counts: noise has one too
+LONGEST = 3600.0  # seconds; a step that claims more is a broken clock
+
+
+class _Size:
+    """Mean seconds at one size, around the mean context of its samples."""
+
+    __slots__ = ("context", "covariance", "held", "last", "seconds", "slope", "variance", "weight")
+
+    def __init__(self, seconds: float, context: int, now: int) -> None:
+        self.seconds = seconds
+        self.context = float(context)
+        self.weight = 0  # samples in the mean; 0 = only the first, which the second replaces
+        self.slope = 0.0  # seconds per token of context, >= 0
+        self.variance = self.covariance = 0.0
+        self.held = False  # the latest sample stood out and waits for the next
+        self.last = now
+
+    def at(self, context: int) -> float:
+        return max(self.seconds + self.slope * (context - self.context), 0.25 * self.seconds)
+
+    def add(self, seconds: float, context: int) -> None:
+        expected = self.at(context)
+        stands_out = not expected / STANDS_OUT <= seconds <= expected * STANDS_OUT
+        first_was_odd = self.weight == 0 and seconds < expected
+        if stands_out and not self.held and not first_was_odd:
+            self.held = True
+            return
+        self.held = False
+        distance, excess = context - self.context, seconds - self.seconds
+        if self.weight:
+            self.variance += distance * distance
+            self.covariance += distance * excess
+            self.slope = max(0.0, self.covariance / (self.variance + SPREAD))
+        self.weight = 1 if stands_out else min(self.weight + 1, MEMORY)
+        self.seconds += excess / self.weight
+        self.context += distance / self.weight
+
+
+class CostCurve:
+    """Seconds by size and context. Bounded: one entry per size, and sizes are at most 65."""
+
+    def __init__(self, first_slope: float = 0.0) -> None:
+        self._first_slope = first_slope  # relative to the only measured size, while there is only one
+        self._sizes: dict[int, _Size] = {}
+        self._order: list[int] = []
+        self._now = 0
+
+    def add(self, size: int, seconds: float, context: int) -> None:
+        """One sample. Zero, negative, endless or undefined times are ignored.
+
+        The first sample of a size pays for its graph: it is taken for what the neighbours promise, unless it lies so far
+        above that it must be a step of the curve; the second replaces it.
+        """
+        if not 0.0 < seconds < LONGEST:
+            return
+        self._now += 1
+        known = self._sizes.get(size)
+        if known is not None:
+            known.add(seconds, context)
+            known.last = self._now
+        else:
+            promised = self.at(size, context) if len(self._sizes) > 1 else 0.0
+            if promised < seconds <= promised * STANDS_OUT:
+                seconds = promised
+            self._sizes[size] = _Size(seconds, context, self._now)
+            insort(self._order, size)
+        if self._now - self._sizes[self._order[self._now % len(self._order)]].last > FORGET:
+            self._drop(self._order[self._now % len(self._order)])
+
+    def sure(self, size: int) -> bool:
+        """Whether more than a first sample stands behind the price."""
+        known = self._sizes.get(size)
+        return known is not None and known.weight > 0
+
+    def at(self, size: int, context: int) -> float:
+        """Seconds of one size; 0.0 while nothing is measured."""
+        return self.prices(size, context)[size]
+
+    def prices(self, most: int, context: int) -> list[float]:
+        """Seconds of the sizes 0..most: measured, on the line between measured neighbours, or on the line through the
+        smallest and the largest beyond that."""
+        if not self._order:
+            return [0.0] * (most + 1)
+        first = below = self._order[0]
+        low = self._sizes[first].at(context)
+        prices = [low] * (min(first, most) + 1)
+        start, slope = low, self._first_slope * low
+        for size in self._order[1:]:
+            if len(prices) > most:
+                return prices
+            high = self._sizes[size].at(context)
+            step = (high - low) / (size - below)
+            prices += [low + step * i for i in range(1, min(size, most) - below + 1)]
+            slope = max(0.0, (high - start) / (size - first))
+            below, low = size, high
+        return prices + [low + slope * i for i in range(1, most - below + 1)]
+
+    def measured(self, context: int) -> tuple[tuple[int, float], ...]:
+        """(size, seconds) of the measured sizes."""
+        return tuple((size, self._sizes[size].at(context)) for size in self._order)
+
+    def _drop(self, size: int) -> None:
+        del self._sizes[size]
+        self._order.remove(size)
+
+
+class StepCosts:
+    """The curves of steps over one number of sequences; times per sequence."""
+
+    def __init__(self) -> None:
+        self.forward = CostCurve(FIRST_SLOPE)  # by rows; 1 = the plain step, from steps that asked for no draft
+        self.silent = (
+            CostCurve()
+        )  # size 0: the forward of a step whose drafter had nothing; another graph for some heads
+        self.draft = CostCurve()  # by tokens drafted; 0 = it was asked and had nothing
+
+    def plain(self, context: int) -> float:
+        """Seconds of a plain step; 0.0 until two were seen (the first builds the graph)."""
+        return self.forward.at(1, context) if self.forward.sure(1) else 0.0
+
+    def add(self, asked: bool, drafted: int, proposed: int, forward: float, draft: float, context: int) -> None:
+        """One step. asked: the drafter ran, and proposed that many tokens. drafted: those that were verified."""
+        if asked:
+            self.draft.add(proposed, draft, context)
+        if asked and not drafted:
+            self.silent.add(0, forward, context)
+        else:
+            self.forward.add(drafted + 1, forward, context)
+
+    def verifies(self, most: int, context: int) -> list[float]:
+        """[k]: seconds of a verify of k drafts, k <= most. Until it is measured a row is taken to cost a plain step at most:
+        the first sample of a size may hold the making of kernels."""
+        plain = self.plain(context)
+        prices = self.forward.prices(most + 1, context)[1:]
+        return [p if self.forward.sure(k + 1) else min(p, (k + 1) * plain) for k, p in enumerate(prices)]
+
+    def of_silence(self, context: int) -> float:
+        """Seconds of the forward behind a drafter that had nothing."""
+        return self.silent.at(0, context) or self.plain(context)
