@@ -14,6 +14,7 @@ SCENARIOS = {
     "exact": "every window, prompt, drafter and mode: is the speculative stream the plain one",
     "diagnose": "how far a verify row is from the one-row decode, teacher-forced",
     "compare": "two reports of one scenario, number by number",
+    "regret": "the cost governor against every fixed window, on simulated machines and texts",
     "speed": "decode, prefill, verify curve, Python time; beside llama-bench with --peer",
 }
 

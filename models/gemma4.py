@@ -220,8 +220,8 @@ class Gemma4(Architecture):
                 x = g.add(
                     x, blocks.norm(g, step.linear(w[f"{b}proj.weight"], gate), w[f"{b}post_norm.weight"], self.eps)
                 )
-            if (scale := w.get(f"{b}layer_output_scale.weight")) is not None:
-                x = g.mul(x, scale)
+            if (scale := w.scalar(f"{b}layer_output_scale.weight")) is not None:
+                x = g.scale(x, scale)
         step.tap(self.layers, x)
         return blocks.norm(g, x, w["output_norm.weight"], self.eps)
 

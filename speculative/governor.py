@@ -68,8 +68,8 @@ class GovernorReport:
     probes: int  # verifies against the odds
     plain_ms: float  # per token; 0.0 = not measured
     speculative_ms: float  # per token, over all steps that asked a drafter
-    expected_gain: float  # plain time of the tokens expected of the verifies / their expected time; 1.0 = none
-    realised_gain: float  # the same of the tokens and times that came
+    expected_gain: float  # of verifies that were to pay: plain time of their expected tokens / expected time
+    realised_gain: float  # the same of the tokens that came; both 1.0 while there are none
     purse: float  # plain steps that the latest request may lose now
     idle: str  # why the latest step drafted nothing; "" if it did
     forward_ms: tuple[tuple[int, float], ...]  # (rows, ms) measured, single sequence or the latest kind
@@ -91,7 +91,7 @@ class _Text:
         self.acceptance = Acceptance() if before is None else before.acceptance.restarted()
         self.confident = False if before is None else before.confident  # the drafter reports confidences
         self.offered = 1.0 if before is None else before.offered  # share of asks that led to a verify
-        self.purse = PURSE if before is None else min(PURSE, before.purse)
+        self.purse: float = PURSE if before is None else min(PURSE, before.purse)
         self.roof = PURSE  # gains fill the purse up to here
         self.probe = 1  # draft tokens of the next probe
         self.failed = 0  # verifies in a row that accepted nothing
@@ -131,7 +131,7 @@ class CostGovernor:
         reach = min(ceiling, max(text.acceptance.reach, text.probe - 1) + 1)
         drafts = costs.draft.prices(reach, context.length)
         affordable, window = self._best(text, costs, context.length, text.acceptance.rates(reach), drafts, text.offered)
-        if text.confident and affordable and drafts[affordable] <= drafts[min(1, window)] + FREE * plain:
+        if text.confident and affordable and drafts[affordable] <= (drafts[window] if window else 0.0) + FREE * plain:
             return affordable  # `keep` decides, knowing the draft
         if window:
             return window
@@ -217,9 +217,10 @@ class CostGovernor:
         seconds = costs.draft.at(proposed, length)
         if drafted:
             seconds += costs.verifies(drafted, length)[drafted]
-            tokens, expected_seconds = text.trusted
-            self._expected = (self._expected[0] + tokens * plain, self._expected[1] + expected_seconds)
-            self._realised = (self._realised[0] + (accepted + 1) * plain, self._realised[1] + seconds)
+            if not text.probing:
+                tokens, expected_seconds = text.trusted
+                self._expected = (self._expected[0] + tokens * plain, self._expected[1] + expected_seconds)
+                self._realised = (self._realised[0] + (accepted + 1) * plain, self._realised[1] + seconds)
         else:
             seconds += costs.of_silence(length)
         gain = accepted + 1 - seconds / plain
@@ -235,7 +236,10 @@ class CostGovernor:
         elif judged:
             text.wait = min(2**text.failed - 1, LONGEST_WAIT)
             text.failed = min(text.failed + 1, 16)
-        text.probe = min(drafted + 1, MOST_DRAFT) if accepted == drafted else 1
+        if accepted == drafted:
+            text.probe = min(drafted + 1, MOST_DRAFT)
+        elif judged > accepted:
+            text.probe = 1
 
     # -- what is remembered --------------------------------------------------------------------------------------------
 

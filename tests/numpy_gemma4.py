@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +79,7 @@ class _Blocks:
         a, b = x[..., : d // 2], x[..., d // 2 :]
         return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=-1)
 
-    def _key(self, key: str) -> np.ndarray:  # type: ignore[type-arg]
+    def _key(self, key: str) -> NDArray[Any]:
         return np.asarray(self.metadata[f"{self.arch}.{key}"])
 
 

@@ -218,6 +218,9 @@ class _SharedWeights:
     def get(self, name: str) -> Tensor | None:
         return self.own.get(name) or self.trunk.get(name)
 
+    def scalar(self, name: str) -> float | None:
+        return self.own.scalar(name) if self.own.get(name) is not None else self.trunk.scalar(name)
+
     def repacked(self, tensor: Tensor) -> bool:
         return self.own.repacked(tensor) or self.trunk.repacked(tensor)
 

@@ -125,6 +125,11 @@ class ModelWeights:
     def get(self, name: str) -> Tensor | None:
         return self._tensors.get(name)
 
+    def scalar(self, name: str) -> float | None:
+        """The value of an F32 tensor of one element."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else float(buffers.read(tensor).reshape(-1)[0])
+
     def repacked(self, tensor: Tensor) -> bool:
         return tensor in self._repacked
 

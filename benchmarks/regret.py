@@ -233,7 +233,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--curve", metavar="JSON", help='measured {"rows": ms} of this machine in place of "cpu"')
 
 
-def run(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Prints a table and, as its last line, one JSON object."""
     if args.curve:
         MACHINES["cpu"] = {int(rows): float(ms) for rows, ms in json.loads(args.curve).items()}
