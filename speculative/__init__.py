@@ -5,12 +5,16 @@ execution.py  the loop: draft, verify, accept, commit; plain decoding is the sam
 guard.py      whatever a drafter raises costs one request its speculation and nothing else
 options.py    what the operator said, validated
 registry.py   name -> factory, and why not
-ngram.py      the drafter that needs no weights
+ngram.py      the drafter that needs no weights: what followed last
+suffix.py     the same by counts: what followed most (automaton.py), also in earlier answers
+governor.py   the policy: which window, step by step (costs.py, acceptance.py; journal.py is its report)
 stats.py      counters, one source of truth
 """
 
 from tsgg.speculative.execution import FixedWindow, SpeculativeExecution, Step
+from tsgg.speculative.governor import CostGovernor
 from tsgg.speculative.guard import SpeculativeRequest
+from tsgg.speculative.journal import GovernorReport
 from tsgg.speculative.options import SpeculationOptions
 from tsgg.speculative.protocol import (
     Batch,
@@ -37,11 +41,13 @@ __all__ = [
     "REGISTRY",
     "Batch",
     "CommittedRows",
+    "CostGovernor",
     "Decline",
     "Draft",
     "DraftContext",
     "DraftHead",
     "FixedWindow",
+    "GovernorReport",
     "HeadRows",
     "Rows",
     "Sampler",

@@ -17,8 +17,11 @@ POOLED = 32.0
 # even odds before anything is known.
 MEMORY_BEHIND_REJECTION = 8
 EVEN_ODDS = 2.0
-BUCKETS = 8  # of confidence
-CLAIMED = 4.0  # drafts that a drafter's own word weighs, before its bucket is counted
+BUCKETS = 4  # of confidence
+CLAIMED = 2.0  # drafts that a drafter's own word weighs, before its bucket is counted
+TRIED = (
+    4.0  # verifies of a bucket, as far as remembered, that are enough to believe that the drafter's doubts are right
+)
 RESTART = 0.25  # share of the counts that a new request begins with: another text, the same drafter
 
 
@@ -27,20 +30,17 @@ class Acceptance:
 
     def __init__(self) -> None:
         self.rejected = False  # the latest verify accepted nothing
+        self.reach = 0  # most drafts that were ever accepted in a row
         self._judged: list[float] = []  # [i]: drafts at position i
         self._accepted: list[float] = []
         self._behind = [0.0, 0.0]  # judged, accepted: first drafts behind a rejection
         self._bucket_judged = [0.0] * BUCKETS
         self._bucket_accepted = [0.0] * BUCKETS
 
-    @property
-    def reach(self) -> int:
-        """Positions that were ever judged, all before them accepted."""
-        return len(self._judged)
-
     def restarted(self) -> Acceptance:
         """The same with little weight."""
         new = Acceptance()
+        new.reach = self.reach
         new._judged = [RESTART * n for n in self._judged]
         new._accepted = [RESTART * n for n in self._accepted]
         new._behind = [RESTART * n for n in self._behind]
@@ -71,6 +71,7 @@ class Acceptance:
                 self._bucket_judged[bucket] += 1.0
                 self._bucket_accepted[bucket] += float(i < accepted)
         self.rejected = accepted == 0
+        self.reach = max(self.reach, accepted)
 
     def rates(self, count: int) -> list[float]:
         """Conditional acceptance of the positions 0..count-1 of the next draft."""
@@ -93,6 +94,10 @@ class Acceptance:
             claimed = (bucket + 0.5) / BUCKETS
             rates.append((self._bucket_accepted[bucket] + CLAIMED * claimed) / (self._bucket_judged[bucket] + CLAIMED))
         return rates
+
+    def hardly_tried(self, confidence: float) -> bool:
+        """Whether what is said of such drafts is little more than the drafter's own word."""
+        return self._bucket_judged[_bucket(confidence)] < TRIED
 
 
 def expected(rates: Sequence[float]) -> list[float]:

@@ -14,11 +14,13 @@ MEMORY = (
 # A sample that is half as much again as expected is a stall until the next one confirms it: one stall flips no verdict. The
 # same bound tells a step of the curve from the building of a graph in the first sample of a size.
 STANDS_OUT = 1.5
-FIRST_SLOPE = 0.5  # plain steps that a further row is taken to cost while one row is all that was measured
+FIRST_SLOPE = 1.0  # plain steps that a further row is taken to cost while no wider step was measured: the most it may
 FORGET = (
     2048  # samples of a curve after which a size not seen among them counts as unmeasured: the machine was busy then
 )
-SPREAD = 256.0 * 256.0  # tokens^2 of context that samples must spread over before their slope counts: noise has one too
+SPREAD = (
+    1024.0 * 1024.0
+)  # tokens^2 of context that samples must spread over before their slope counts: noise has one too
 LONGEST = 3600.0  # seconds; a step that claims more is a broken clock
 
 
@@ -95,7 +97,8 @@ class CostCurve:
 
     def at(self, size: int, context: int) -> float:
         """Seconds of one size; 0.0 while nothing is measured."""
-        return self.prices(size, context)[size]
+        known = self._sizes.get(size)
+        return known.at(context) if known is not None else self.prices(size, context)[size]
 
     def prices(self, most: int, context: int) -> list[float]:
         """Seconds of the sizes 0..most: measured, on the line between measured neighbours, or on the line through the
@@ -103,18 +106,25 @@ class CostCurve:
         if not self._order:
             return [0.0] * (most + 1)
         first = below = self._order[0]
-        low = self._sizes[first].at(context)
-        prices = [low] * (min(first, most) + 1)
-        start, slope = low, self._first_slope * low
+        start = low = self._sizes[first].at(context)
+        prices = [low] * (first + 1)
         for size in self._order[1:]:
-            if len(prices) > most:
-                return prices
+            if below >= most:
+                break
             high = self._sizes[size].at(context)
-            step = (high - low) / (size - below)
-            prices += [low + step * i for i in range(1, min(size, most) - below + 1)]
-            slope = max(0.0, (high - start) / (size - first))
+            if size > below + 1:
+                step = (high - low) / (size - below)
+                prices += [low + step * i for i in range(1, size - below)]
+            prices.append(high)
             below, low = size, high
-        return prices + [low + slope * i for i in range(1, most - below + 1)]
+        if below < most:
+            slope = (low - start) / (below - first) if below > first else self._first_slope * low
+            prices += [low + max(0.0, slope) * i for i in range(1, most - below + 1)]
+        return prices[: most + 1]
+
+    def widest(self, context: int) -> float:
+        """Seconds of the largest size that was measured; 0.0 for none."""
+        return self._sizes[self._order[-1]].at(context) if self._order else 0.0
 
     def measured(self, context: int) -> tuple[tuple[int, float], ...]:
         """(size, seconds) of the measured sizes."""
@@ -151,9 +161,18 @@ class StepCosts:
     def verifies(self, most: int, context: int) -> list[float]:
         """[k]: seconds of a verify of k drafts, k <= most. Until it is measured a row is taken to cost a plain step at most:
         the first sample of a size may hold the making of kernels."""
-        plain = self.plain(context)
         prices = self.forward.prices(most + 1, context)[1:]
-        return [p if self.forward.sure(k + 1) else min(p, (k + 1) * plain) for k, p in enumerate(prices)]
+        for k in range(1, most + 1):
+            if not self.forward.sure(k + 1):
+                prices[k] = min(prices[k], (k + 1) * prices[0])
+        return prices
+
+    def paid(self, drafted: int, forward: float, context: int) -> float:
+        """Seconds to charge for a verify that took `forward`: its price, or, while that is not sure, what it really took."""
+        price, plain = self.verifies(drafted, context)[drafted], self.plain(context)
+        if not self.forward.sure(drafted + 1) and price < forward:
+            return min(forward, (drafted + 1) * plain)
+        return price
 
     def of_silence(self, context: int) -> float:
         """Seconds of the forward behind a drafter that had nothing."""

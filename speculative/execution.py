@@ -21,6 +21,7 @@ from tsgg.speculative.protocol import (
     Batch,
     CommittedRows,
     Decline,
+    Draft,
     DraftContext,
     Rows,
     Sampler,
@@ -37,6 +38,7 @@ PLAIN = Want(logits="last")  # what plain decoding asks for: a step without draf
 
 NO_ROOM = "no room for a draft"
 PARKED = "parked"
+DOUBTFUL = "draft not worth its verify"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,9 @@ class FixedWindow:
 
     def choose(self, context: WindowContext) -> int:
         return context.ceiling
+
+    def keep(self, context: WindowContext, draft: Draft) -> int:
+        return len(draft.tokens)
 
     def record(self, sample: StepSample) -> None:
         pass
@@ -224,9 +229,19 @@ class SpeculativeExecution:
         contexts = [DraftContext(p.request.key, p.request.next_input, p.request.seen, p.window) for p in drafting]
         proposals = self._guard.propose([p.request for p in drafting], contexts)
         seconds = (self._clock() - start) / len(drafting)
-        for plan, proposal in zip(drafting, proposals, strict=True):
-            plan.draft, plan.discarded, plan.silence = proposal
-            plan.draft_seconds = seconds
+        for plan, (draft, discarded) in zip(drafting, proposals, strict=True):
+            plan.draft, plan.silence, plan.draft_seconds = draft.tokens, draft.silence, seconds
+            plan.discarded = discarded
+            if draft.tokens:
+                self._keep(plan, draft, len(plans))
+
+    def _keep(self, plan: _Plan, draft: Draft, sequences: int) -> None:
+        """The policy, which now knows the draft, may verify less of it."""
+        request = plan.request
+        context = WindowContext(request.key, plan.window, request.sequence.length, sequences)
+        plan.draft = draft.tokens[: max(0, self.policy.keep(context, draft))]
+        if not plan.draft:
+            plan.silence = DOUBTFUL
 
     def _choose_window(self, request: SpeculativeRequest, sequences: int) -> tuple[int, str]:
         """Most tokens to draft now, and why none: a verify has a row for `last`, and emits one more than it accepts."""

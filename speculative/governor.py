@@ -6,8 +6,8 @@ speculation may still lose. A verify stakes what it costs above a plain step, sh
 only if the purse pays its stake. Losses leave the purse, gains fill it, and every token brings a little back.
 
 * A drafter that only loses costs at most PURSE + 64 * REFILL = 3 plain steps in any 64 tokens.
-* Gains fill the purse up to two verifies of the winning window: one rejection may be bad luck, and two are the least that
-  can tell a text that has turned. So that is what a turn costs; from then on the drafter only loses.
+* Gains fill the purse up to two verifies of the winning window and a bit: one rejection may be bad luck, and two are the
+  least that can tell a text that has turned. So that is what a turn costs; from then on the drafter only loses.
 * Where nothing is known to win, a probe goes out as soon as the purse pays it and the waiting time, which doubles with each
   failure, is over. Probes begin at one draft and grow by one with each that is accepted in full; so does what is measured.
 
@@ -25,30 +25,33 @@ Rules of older governors, and what brings about the same here:
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-
 from tsgg.speculative.acceptance import Acceptance, expected
 from tsgg.speculative.costs import StepCosts
+from tsgg.speculative.journal import GovernorReport, Journal
 from tsgg.speculative.protocol import Draft, WindowContext
 from tsgg.speculative.stats import StepSample
 
 # In plain steps. PURSE pays the first probes of a text; refilled within 64 tokens, it bounds what a hopeless drafter costs.
 PURSE = 1.5
 REFILL = PURSE / 64  # per token
-VERIFIES_AT_STAKE = 2.0  # of the winning window, that gains may fill the purse up to; fewer, and bad luck ends a win
+# Verifies of the winning window that gains may fill the purse up to: two, and a small one behind them. With fewer, bad luck
+# ends wins (1.3: a turn costs under 3 plain steps on every simulated machine, but quoting on a slow one runs 13 % slower).
+VERIFIES_AT_STAKE = 2.25
 MOST_WON = 8.0  # a window of 64 on a slow machine stakes thirty plain steps: no win is worth that
 LONGEST_WAIT = 128  # tokens between probes of a drafter that fails them all: under 0.5 % of the time
 REFRESH = 128  # steps without a plain one: the baseline of every verdict must not grow old
 # An unmeasured width looks this much better than the line through its neighbours says, and so gets measured: between two
 # equally good windows nobody would ever try the wider one.
 CURIOSITY = 1.05
+# Verifies between looks at a wider window while the widest would be this much better at the price of the widest measured:
+# kernels change at some width, and beyond that step a curve is often flat.
+LOOK = 32
+PROMISE = 1.1
 SILENCE_MEMORY = 16  # asks that the share of silent ones remembers
-FREE = 0.01  # of a plain step: a draft that costs less is asked for in full, and judged by its confidences
+FREE = 0.01  # of a plain step: who costs less is asked in every step, for as much as may be, and judged by the draft
 MOST_DRAFT = 64
 MOST_REQUESTS = 32  # texts remembered at a time
 MOST_KINDS = 8  # numbers of sequences per step whose costs are remembered
-RUNS = 128  # of equal windows in the report
 
 MEASURING = "measuring plain decode"
 REFRESHING = "refreshing the plain baseline"
@@ -57,50 +60,31 @@ SPENT = "the time that speculation may lose is spent"
 DECLINED = "the draft did not look worth its verify"
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorReport:
-    """What the governor chose and why, so far."""
-
-    windows: tuple[tuple[int, int], ...]  # (window, steps in a row), oldest first, the last 128 runs
-    plain_steps: int  # window 0
-    asked_steps: int  # a drafter ran
-    verifies: int
-    probes: int  # verifies against the odds
-    plain_ms: float  # per token; 0.0 = not measured
-    speculative_ms: float  # per token, over all steps that asked a drafter
-    expected_gain: float  # of verifies that were to pay: plain time of their expected tokens / expected time
-    realised_gain: float  # the same of the tokens that came; both 1.0 while there are none
-    purse: float  # plain steps that the latest request may lose now
-    idle: str  # why the latest step drafted nothing; "" if it did
-    forward_ms: tuple[tuple[int, float], ...]  # (rows, ms) measured, single sequence or the latest kind
-    acceptance: tuple[float, ...]  # conditional, by position, of the latest request
-
-
 class _Text:
     """What is known of one request's text."""
 
     __slots__ = ("acceptance", "confident", "failed", "length", "offered", "pending", "probe", "probing", "proposed", "purse",
                  "roof", "trusted", "wait")  # fmt: skip
 
-    acceptance: Acceptance
-    confident: bool
-    offered: float
-    purse: float
-
     def __init__(self, before: _Text | None) -> None:
-        self.acceptance = Acceptance() if before is None else before.acceptance.restarted()
-        self.confident = False if before is None else before.confident  # the drafter reports confidences
-        self.offered = 1.0 if before is None else before.offered  # share of asks that led to a verify
+        self.acceptance: Acceptance = Acceptance() if before is None else before.acceptance.restarted()
+        self.confident: bool = False if before is None else before.confident  # the drafter reports confidences
+        self.offered: float = 1.0 if before is None else before.offered  # share of asks that led to a verify
         self.purse: float = PURSE if before is None else min(PURSE, before.purse)
         self.roof = PURSE  # gains fill the purse up to here
         self.probe = 1  # draft tokens of the next probe
-        self.failed = 0  # verifies in a row that accepted nothing
+        self.failed = 0  # verifies in a row that accepted nothing, or lost as probes
         self.wait = 0  # tokens until the next probe
         self.length = 0  # committed tokens when last seen
         self.probing = False  # the step under way is a probe
         self.proposed = 0  # tokens of the draft under way, verified or not
         self.pending: tuple[float, ...] = ()  # confidences of those that are verified
         self.trusted = (0.0, 0.0)  # tokens and seconds expected of the step under way
+
+    def wait_longer(self) -> None:
+        """A probe failed."""
+        self.wait = min(2**self.failed - 1, LONGEST_WAIT)
+        self.failed = min(self.failed + 1, 16)
 
 
 class CostGovernor:
@@ -110,12 +94,8 @@ class CostGovernor:
         self._costs: dict[int, StepCosts] = {}  # by sequences in a step
         self._texts: dict[int, _Text] = {}  # by request, the latest last
         self._unplain = 0  # steps since the last plain one
-        self._idle = MEASURING
-        self._runs: deque[tuple[int, int]] = deque(maxlen=RUNS)
-        self._plain_steps = self._asked = self._verifies = self._probes = 0
-        self._spent = (0, 0.0)  # tokens and seconds of steps that asked
-        self._expected = self._realised = (0.0, 0.0)  # plain seconds of the tokens, seconds
-        self._shown = (1, 0)  # sequences and context of the latest step
+        self._look_at = LOOK  # verifies before the next look at a wider window
+        self._journal = Journal(MEASURING)
 
     # -- the choice ----------------------------------------------------------------------------------------------------
 
@@ -128,34 +108,47 @@ class CostGovernor:
             return self._plain(MEASURING)
         if self._unplain >= REFRESH:
             return self._plain(REFRESHING)
-        reach = min(ceiling, max(text.acceptance.reach, text.probe - 1) + 1)
+        reach = min(ceiling, text.acceptance.reach + 1)
         drafts = costs.draft.prices(reach, context.length)
         affordable, window = self._best(text, costs, context.length, text.acceptance.rates(reach), drafts, text.offered)
         if text.confident and affordable and drafts[affordable] <= (drafts[window] if window else 0.0) + FREE * plain:
             return affordable  # `keep` decides, knowing the draft
         if window:
-            return window
+            return self._wider(text, costs, context.length, window, affordable, ceiling)
         text.probing = True
         if text.wait > 0:
             return self._plain(LOSING)
         return min(text.probe, affordable) or self._plain(SPENT)
 
     def keep(self, context: WindowContext, draft: Draft) -> int:
-        """How many tokens of this draft to verify, 0..len(draft.tokens); its own cost is spent either way."""
+        """How many tokens of this draft to verify, 0..len(draft.tokens); its own cost is spent either way.
+
+        A draft is weighed anew if it is shorter than it might be, or comes with confidences; ceiling: the window asked for.
+        """
         count = min(len(draft.tokens), MOST_DRAFT)
         text, costs = self._text(context.key, context.length), self._kind(context.sequences)
         text.proposed = count
         text.confident = len(draft.confidences) >= count > 0
         text.pending = draft.confidences[:count] if text.confident else ()
-        if text.probing or not count:
+        if not count or not costs.plain(context.length):
+            return count
+        if not text.confident and (text.probing or count >= context.ceiling):
             return count
         rates = text.acceptance.rates_of(text.pending) if text.confident else text.acceptance.rates(count)
         affordable, best = self._best(text, costs, context.length, rates, [0.0] * (count + 1), 1.0)
-        if not best and not text.wait and text.confident:
+        if not best and text.confident and self._worth_a_probe(text):
             text.probing, best = True, min(text.probe, affordable)
+        elif best:
+            text.probing = False
         if not best:
-            self._idle = DECLINED
+            self._journal.idle = DECLINED
         return best
+
+    @staticmethod
+    def _worth_a_probe(text: _Text) -> bool:
+        """A draft that looks too bad is verified for what it teaches, if its drafter believes in it or its kind is new."""
+        believed = text.pending[0] >= 0.5 and not text.wait
+        return believed or text.acceptance.hardly_tried(text.pending[0])
 
     def _best(
         self, text: _Text, costs: StepCosts, length: int, rates: list[float], drafts: list[float], offered: float
@@ -165,8 +158,8 @@ class CostGovernor:
         rates: conditional acceptance by position. drafts: [k] seconds of drafting k tokens. offered: probability that the
         drafter has anything; a draft is taken to be as long as the window.
         """
-        plain, verifies = costs.plain(length), costs.verifies(len(rates), length)
-        silence = (1.0 - offered) * costs.of_silence(length)
+        verifies = costs.verifies(len(rates), length)
+        plain, silence = verifies[0], (1.0 - offered) * costs.of_silence(length)
         accepted = expected(rates)
         affordable, best, best_rate = 0, 0, 1.0 / plain
         text.trusted = (1.0, plain)
@@ -184,8 +177,20 @@ class CostGovernor:
                 text.roof = min(MOST_WON, max(PURSE, VERIFIES_AT_STAKE * stake / plain))
         return affordable, best
 
+    def _wider(self, text: _Text, costs: StepCosts, length: int, window: int, affordable: int, ceiling: int) -> int:
+        """The window, or now and then a wider one that is not measured: behind a step of the curve it may be flat again."""
+        if text.probe <= window or self._journal.verifies < self._look_at:
+            return window
+        unmeasured = [w for w in range(window + 1, affordable + 1) if not costs.forward.sure(w + 1)]
+        tokens, seconds = text.trusted
+        most = 1.0 + expected(text.acceptance.rates(ceiling))[ceiling]
+        if not unmeasured or most * seconds < PROMISE * tokens * costs.forward.widest(length):
+            return window
+        text.probing, self._look_at = True, self._journal.verifies + LOOK
+        return unmeasured[0]
+
     def _plain(self, reason: str) -> int:
-        self._idle = reason
+        self._journal.idle = reason
         return 0
 
     # -- the lesson ----------------------------------------------------------------------------------------------------
@@ -198,44 +203,54 @@ class CostGovernor:
         text, costs = self._text(sample.key, sample.length), self._kind(sample.sequences)
         proposed = max(drafted, text.proposed)
         costs.add(asked, drafted, proposed, sample.forward_seconds, sample.draft_seconds, sample.length)
-        self._count(sample.window if asked else 0, drafted, sample)
+        self._unplain = self._unplain + 1 if asked else 0
+        self._journal.step(asked, drafted, text.probing, sample)
         text.wait = max(0, text.wait - accepted - 1)
         plain = costs.plain(sample.length)
-        if asked and plain:
-            self._settle(text, costs, plain, drafted, accepted, proposed, sample.length)
+        gain = self._settle(text, costs, plain, drafted, accepted, proposed, sample) if asked and plain else 0.0
         if text.purse < PURSE:
             text.purse = min(PURSE, text.purse + REFILL * (accepted + 1))
         if asked:
             text.offered += (float(drafted > 0) - text.offered) / SILENCE_MEMORY
         if drafted:
-            self._judge(text, drafted, accepted, sample.finished)
+            self._judge(text, drafted, accepted, sample.finished, gain)
+        elif text.probing and gain < -FREE:
+            text.wait_longer()  # a head that ran for nothing
 
     def _settle(
-        self, text: _Text, costs: StepCosts, plain: float, drafted: int, accepted: int, proposed: int, length: int
-    ) -> None:
-        """Time won or lost against plain steps, by the prices: what a stall costs is not the drafter's fault."""
+        self,
+        text: _Text,
+        costs: StepCosts,
+        plain: float,
+        drafted: int,
+        accepted: int,
+        proposed: int,
+        sample: StepSample,
+    ) -> float:
+        """Plain steps won or lost, by the prices: what a stall costs is not the drafter's fault."""
+        length = sample.length
         seconds = costs.draft.at(proposed, length)
         if drafted:
-            seconds += costs.verifies(drafted, length)[drafted]
+            seconds += costs.paid(drafted, sample.forward_seconds, length)
             if not text.probing:
-                tokens, expected_seconds = text.trusted
-                self._expected = (self._expected[0] + tokens * plain, self._expected[1] + expected_seconds)
-                self._realised = (self._realised[0] + (accepted + 1) * plain, self._realised[1] + seconds)
+                self._journal.gain(text.trusted, (accepted + 1.0, seconds), plain)
         else:
             seconds += costs.of_silence(length)
         gain = accepted + 1 - seconds / plain
         text.purse = max(text.purse, min(text.roof, text.purse + gain)) if gain > 0 else text.purse + gain
+        return gain
 
     @staticmethod
-    def _judge(text: _Text, drafted: int, accepted: int, finished: bool) -> None:
+    def _judge(text: _Text, drafted: int, accepted: int, finished: bool, gain: float) -> None:
         """Drafts behind a stop or behind the first rejection were not judged."""
         judged = accepted if finished else min(accepted + 1, drafted)
         text.acceptance.judge(judged, accepted, text.pending)
-        if accepted:
+        if text.pending and not text.probing:
+            pass  # a draft that looked good says nothing of those that do not
+        elif accepted and (gain > 0 or not text.probing):
             text.failed = text.wait = 0
         elif judged:
-            text.wait = min(2**text.failed - 1, LONGEST_WAIT)
-            text.failed = min(text.failed + 1, 16)
+            text.wait_longer()
         if accepted == drafted:
             text.probe = min(drafted + 1, MOST_DRAFT)
         elif judged > accepted:
@@ -264,47 +279,10 @@ class CostGovernor:
                 del self._costs[next(iter(self._costs))]
         return costs
 
-    def _count(self, window: int, drafted: int, sample: StepSample) -> None:
-        self._shown = (sample.sequences, sample.length)
-        if self._runs and self._runs[-1][0] == window:
-            self._runs[-1] = (window, self._runs[-1][1] + 1)
-        else:
-            self._runs.append((window, 1))
-        if not window:
-            self._unplain = 0
-            self._plain_steps += 1
-            return
-        self._unplain += 1
-        self._asked += 1
-        seconds = sample.forward_seconds + sample.draft_seconds
-        if 0.0 < seconds < float("inf"):
-            self._spent = (self._spent[0] + max(sample.emitted, 1), self._spent[1] + seconds)
-        if drafted:
-            self._idle = ""
-            self._verifies += 1
-            self._probes += self._texts[sample.key].probing
-
     def report(self) -> GovernorReport:
         """A snapshot."""
-        sequences, length = self._shown
+        sequences, length = self._journal.latest
         costs = self._costs.get(sequences) or StepCosts()
-        latest = next(reversed(self._texts.values()), None) or _Text(None)
-        return GovernorReport(
-            windows=tuple(self._runs),
-            plain_steps=self._plain_steps,
-            asked_steps=self._asked,
-            verifies=self._verifies,
-            probes=self._probes,
-            plain_ms=1e3 * costs.plain(length),
-            speculative_ms=1e3 * self._spent[1] / self._spent[0] if self._spent[0] else 0.0,
-            expected_gain=_ratio(self._expected),
-            realised_gain=_ratio(self._realised),
-            purse=latest.purse,
-            idle=self._idle,
-            forward_ms=tuple((rows, 1e3 * seconds) for rows, seconds in costs.forward.measured(length)),
-            acceptance=tuple(latest.acceptance.rates(latest.acceptance.reach)),
-        )
-
-
-def _ratio(pair: tuple[float, float]) -> float:
-    return pair[0] / pair[1] if pair[1] else 1.0
+        text = next(reversed(self._texts.values()), None) or _Text(None)
+        rates = text.acceptance.rates(text.acceptance.reach)
+        return self._journal.report(costs.plain(length), text.purse, costs.forward.measured(length), rates)

@@ -16,8 +16,8 @@ log = logging.getLogger("tsgg.speculative")
 NO_REASON = "no reason given"
 INVALID = "no valid token in the draft"
 
-Proposal = tuple[tuple[int, ...], int, str]  # tokens to verify, tokens discarded, why there are none
-NOTHING: Proposal = ((), 0, "")
+Proposal = tuple[Draft, int]  # cut to what may be verified, and how many tokens that discarded
+NOTHING: Proposal = (Draft(), 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +123,8 @@ class Guard:
                 break
         discarded = len(draft.tokens) - len(kept)
         silence = "" if kept else (INVALID if discarded else str(draft.silence or NO_REASON))
-        return tuple(kept), discarded, silence
+        sure = tuple(float(c) for c in draft.confidences[: len(kept)])
+        return Draft(tuple(kept), sure if len(sure) == len(kept) else (), silence), discarded
 
     def _unseen(self, tokens: int) -> str:
         return f"{self.name} needs the hidden rows of {tokens} tokens that it did not see"

@@ -23,6 +23,7 @@ _ENVIRONMENT = {  # variable -> option
     "TS_SPEC_DRAFT": "draft",
     "TS_SPEC_PMIN": "pmin",
     "TS_SPEC_DRAFT_MODEL": "draft_model",
+    "TS_SPEC_SHARED_CORPUS": "shared_corpus",
 }
 _READ_ELSEWHERE = ("TS_SPEC_ADAPTIVE",)  # a switch of `tsgg.settings`, not an option
 _TRUE = ("1", "true", "on", "yes")
@@ -38,10 +39,12 @@ class SpeculationOptions:
     draft: int | None = None  # tokens drafted per step, 1..64; None = 8, narrowed by what the model prefers
     pmin: float | None = None  # confidence gate, 0..1; None = the algorithm's own default
     draft_model: str | None = None  # path of a drafter file
+    shared_corpus: bool = True  # drafters may draw on the answers to other requests; a server of many users says False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.enabled, bool):
-            raise UsageError(f"speculation option 'enabled' is {self.enabled!r}; expected True or False")
+        for name in ("enabled", "shared_corpus"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"speculation option {name!r} is {getattr(self, name)!r}; expected True or False")
         if not isinstance(self.type, str) or self.type not in (AUTO, *REGISTRY.names()):
             known = ", ".join((AUTO, *REGISTRY.names()))
             raise UsageError(f"speculation option 'type' is {self.type!r}; expected one of: {known}")
@@ -137,7 +140,7 @@ def _read(name: str, option: str, text: str) -> object:
             return float(text)
     except ValueError:
         raise UsageError(f"environment variable {name} is {text!r}; expected a number") from None
-    if option == "enabled":
+    if option in ("enabled", "shared_corpus"):
         if text.lower() in _TRUE:
             return True
         if text.lower() in _FALSE:

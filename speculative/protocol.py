@@ -275,6 +275,13 @@ class WindowPolicy(Protocol):
         """0..ceiling; 0 = a plain decode step, by the same graph as plain decoding."""
         ...
 
+    def keep(self, context: WindowContext, draft: Draft) -> int:
+        """How many tokens of a draft to verify, 0..len(draft.tokens), now that it is known.
+
+        Asked where there are any; the ceiling is the window that the drafter was given.
+        """
+        ...
+
     def record(self, sample: StepSample) -> None:
         """Told of every step, the plain ones too."""
         ...

@@ -13,6 +13,7 @@ from tsgg.errors import UsageError
 from tsgg.speculative.draft_head import make_draft_head
 from tsgg.speculative.ngram import make_ngram
 from tsgg.speculative.protocol import Decline, DraftHead, Speculator, Trunk
+from tsgg.speculative.suffix import make_suffix
 
 if TYPE_CHECKING:
     from tsgg.speculative.options import SpeculationOptions
@@ -98,3 +99,4 @@ class SpeculatorRegistry:
 REGISTRY = SpeculatorRegistry()
 REGISTRY.register("draft-head", make_draft_head, requires_draft_head=True)
 REGISTRY.register("ngram", make_ngram)
+REGISTRY.register("suffix", make_suffix)

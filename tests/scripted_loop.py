@@ -21,6 +21,7 @@ from tests.scripted import (
 )
 from tsgg.speculative import (
     Batch,
+    Draft,
     SpeculationOptions,
     SpeculativeExecution,
     SpeculativeRequest,
@@ -96,6 +97,9 @@ class Windows:
     def choose(self, context: WindowContext) -> int:
         self.contexts.append(context)
         return self.windows[(len(self.contexts) - 1) % len(self.windows)]
+
+    def keep(self, context: WindowContext, draft: Draft) -> int:
+        return len(draft.tokens)
 
     def record(self, sample: StepSample) -> None:
         self.samples.append(sample)

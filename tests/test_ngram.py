@@ -182,3 +182,12 @@ def test_the_debug_switch_logs_why_it_is_silent(
     speculator.commit(0, [9], 7, None)
     propose(speculator, 8, 9)
     assert NO_MATCH in caplog.messages[0] and "history ends at 3" in caplog.messages[1] and GAP in caplog.messages[2]
+
+
+def test_confidence_grows_with_the_match_and_with_each_token_that_would_be_right() -> None:
+    three = draft_after([1, 2, 3, 7, 8, 9, 1, 2, 3], 3).confidences
+    five = draft_after([11, 12, 1, 2, 3, 7, 8, 9, 11, 12, 1, 2, 3], 3).confidences
+    agreed = draft_after([5, 2, 3, 7, 8, 0, 6, 2, 3, 7, 8, 9, 1, 2, 3], 4).confidences
+    for confidences in (three, five, agreed):
+        assert list(confidences) == sorted(confidences) and confidences[0] > 0.0 and confidences[-1] < 1.0
+    assert three[0] < agreed[0] < five[0]
