@@ -14,7 +14,10 @@ SCENARIOS = {
     "exact": "every window, prompt, drafter and mode: is the speculative stream the plain one",
     "diagnose": "how far a verify row is from the one-row decode, teacher-forced",
     "compare": "two reports of one scenario, number by number",
-    "regret": "the cost governor against every fixed window, on simulated machines and texts",
+    "regret": "the governed window against every fixed one, on a model; on simulated machines with --simulate",
+    "promises": "what speculation must not cost: prose, time to the first token, a second turn",
+    "heads": "a draft head beside plain decoding, window by window; beside llama-server with --peer",
+    "synthetic": "write a large model file with real shapes and random weights",
     "speed": "decode, prefill, verify curve, Python time; beside llama-bench with --peer",
 }
 

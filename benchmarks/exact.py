@@ -1,4 +1,5 @@
-"""`python -m benchmarks exact`: every speculative stream against the plain one, over windows, prompts, drafters and modes.
+"""`python -m benchmarks exact`: every speculative stream against the plain one, over windows, governed and fixed, prompts, drafters
+and modes.
 
 Prints a line per case that differs and one JSON line; exits 1 if any differs.
 """
@@ -12,6 +13,7 @@ from benchmarks.workloads import WORKLOADS
 from tsgg import LLM, SamplingParams
 
 WINDOWS = (1, 2, 3, 4, 7, 8, 15, 16)
+POLICIES = [(window, False) for window in WINDOWS] + [(8, True), (64, True)]  # ceiling, governed
 MODES = {
     "greedy": SamplingParams(temperature=0, ignore_eos=True),
     "seeded": SamplingParams(temperature=0.8, seed=5, ignore_eos=True, repetition_penalty=1.05),
@@ -20,7 +22,7 @@ MODES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="path or name [smollm2-135m]")
-    parser.add_argument("--drafters", default="ngram", help="comma-separated speculation types [%(default)s]")
+    parser.add_argument("--drafters", default="ngram,suffix", help="comma-separated speculation types [%(default)s]")
     parser.add_argument("--tokens", type=int, default=64, help="generated per case [%(default)s]")
     parser.add_argument("--threads", type=int, default=2)
 
@@ -33,17 +35,15 @@ def main(arguments: argparse.Namespace) -> int:
             for mode, params in MODES.items():
                 plain = llm.generate(ids, params, max_tokens=arguments.tokens, speculation=None)
                 for drafter in arguments.drafters.split(","):
-                    for window in WINDOWS:
-                        spec = {"type": drafter, "draft": window}
+                    for window, adaptive in POLICIES:
+                        spec = {"type": drafter, "draft": window, "adaptive": adaptive}
                         fast = llm.generate(ids, params, max_tokens=arguments.tokens, speculation=spec)
                         cases += 1
                         if fast.tokens != plain.tokens:
                             different += 1
-                            at = next(
-                                i
-                                for i, pair in enumerate(zip(fast.tokens, plain.tokens, strict=True))
-                                if len(set(pair)) > 1
-                            )
-                            print(f"{load.name}, {mode}, {drafter}, window {window}: differs at token {at}")
+                            pairs = enumerate(zip(fast.tokens, plain.tokens, strict=True))
+                            at = next(i for i, (a, b) in pairs if a != b)
+                            kind = "governed" if adaptive else "fixed"
+                            print(f"{load.name}, {mode}, {drafter}, {kind} window {window}: differs at token {at}")
     print(json.dumps({"cases": cases, "different": different}))
     return 1 if different else 0

@@ -18,9 +18,9 @@ START_SECONDS = 60.0
 
 
 class Peer:
-    """One server with one slot. `close` ends it."""
+    """One server with one slot; `extra` are further flags of it. `close` ends it."""
 
-    def __init__(self, program: Path, model: Path, threads: int, n_ctx: int, drafter: str) -> None:
+    def __init__(self, program: Path, model: Path, threads: int, n_ctx: int, drafter: str, *extra: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -39,6 +39,7 @@ class Peer:
             str(port),
         ]
         command += ["--host", "127.0.0.1", "--no-webui"] + ([] if drafter == "none" else ["--spec-type", drafter])
+        command += extra
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._wait(drafter)
 

@@ -1,255 +1,148 @@
-"""`python -m benchmarks regret --simulate`: the window governor against every fixed window, on simulated machines and texts.
+"""`python -m benchmarks regret`: the governed window against plain decoding and every fixed window, on one model.
 
-A machine is its curve of milliseconds by rows; a text says, token by token, whether the drafter would have been right. Every
-policy meets the same texts and the same noise, so that only its choices differ. *Regret* is the time above that of the best
-fixed window, which is known in hindsight only: best by the mean time over all texts of the kind. The first request pays for
-learning the machine; later ones, whose drafts may be accepted quite differently, find its costs known.
+Arms alternate on the same prompts; every stream must be the plain one. A workload's *ceiling* is what the best fixed window
+could give if nothing but its forwards took time: tokens over the sum of T(rows)/T(1) of its steps, with acceptance from that
+window's own run and T from the verify curve at the prompt's depth. *Regret* is the governor's time over that of the best fixed
+window, plain decoding included, which is known in hindsight only. Ends in one JSON line.
+
+With --simulate nothing is loaded: see benchmarks/simulation.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import random
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from tsgg.speculative.governor import CostGovernor
-from tsgg.speculative.protocol import Draft, WindowContext
-from tsgg.speculative.stats import StepSample
+from benchmarks.quiet import describe_machine, require_quiet
+from benchmarks.simulation import simulate
+from benchmarks.speed import VERIFY, Bench
+from benchmarks.workloads import WORKLOADS, Workload
+from tsgg import LLM, GenerationResult, UsageError
+from tsgg.model import Model
+from tsgg.pull import resolve_model
 
-TOKENS = 512
-WIDEST = 16
-GRAPH_MS = 2.5  # first step of a row count: its graph is built
-NOISE = 0.03  # of a step's time, standard deviation
-LOOKUP_MS = 0.02  # of one ask of a lookup drafter
-
-# Rows -> ms; straight lines between. The first is measured on two cores with SmolLM2-135M Q4_1. The second is the published
-# curve of Gemma 4 E4B Q8_0 on Metal; past its step at 9 rows, where the large-batch kernels take over, it is taken as nearly
-# flat. For the third: a published 21.5 ms per token of a 12B model, rows as cheap as on another CUDA card (77 / 56 ms for 4
-# rows), and the step that the second machine shows at 9 rows, since the small-batch kernels end there too.
-MACHINES: dict[str, dict[int, float]] = {
-    "cpu": {1: 7.4, 2: 11.5, 3: 15.0, 4: 18.5, 6: 26.0, 8: 32.0, 9: 36.0, 12: 45.0, 16: 58.0, 17: 61.0},
-    "m5": {1: 22.0, 4: 38.0, 6: 44.0, 8: 51.0, 9: 89.0, 17: 97.0},
-    "a40": {1: 21.5, 4: 29.6, 8: 40.4, 9: 70.0, 17: 74.0},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """What a drafter meets, by position: whether it speaks up, whether its guess is right, how sure it says it is."""
-
-    speaks: list[bool]
-    right: list[bool]
-    confidences: list[float] | None  # None = it does not say
-
-    def draft(self, at: int, window: int) -> int:
-        """Tokens drafted from `at` on."""
-        count = 0
-        while count < window and self.speaks[at + count]:
-            count += 1
-        return count
-
-    def accepted(self, at: int, drafted: int) -> int:
-        count = 0
-        while count < drafted and self.right[at + count]:
-            count += 1
-        return count
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stretch of text: how often drafts are right, and how often a lookup finds anything to say."""
-
-    tokens: int
-    accepted: float
-    spoken: float
-
-
-def prose(_: random.Random) -> list[Part]:
-    return [Part(TOKENS, 0.0, 0.1)]
-
-
-def quote(_: random.Random) -> list[Part]:
-    return [Part(TOKENS, 0.95, 1.0)]
-
-
-def edit(rng: random.Random) -> list[Part]:
-    """Copied code with changes in it, which the drafter runs into."""
-    parts: list[Part] = []
-    while sum(part.tokens for part in parts) < TOKENS:
-        parts += [Part(rng.randint(20, 60), 0.97, 1.0), Part(rng.randint(4, 16), 0.2, 0.5)]
-    return parts
-
-
-def changing(_: random.Random) -> list[Part]:
-    """A preamble that every answer has, free prose, a quotation."""
-    return [Part(64, 0.9, 1.0), Part(256, 0.0, 0.1), Part(192, 0.95, 1.0)]
-
-
-TEXTS: dict[str, Callable[[random.Random], list[Part]]] = {
-    "prose": prose,
-    "quote": quote,
-    "edit": edit,
-    "changing": changing,
-}
-DRAFTERS = (
-    "blind",
-    "lookup",
-)  # always drafts as much as it may and says nothing; is silent or unsure where it finds little
-
-
-def make_text(kind: str, drafter: str, seed: int) -> Text:
-    rng = random.Random(f"{kind} {seed}")
-    parts = TEXTS[kind](rng)
-    quality = [part for part in parts for _ in range(part.tokens)][:TOKENS]
-    right = [rng.random() < part.accepted for part in quality]
-    if drafter == "blind":
-        return Text([True] * TOKENS, right, None)
-    speaks = [rng.random() < part.spoken for part in quality]
-    sure = [min(0.99, max(0.01, rng.gauss(0.35 + 0.5 * part.accepted, 0.1))) for part in quality]
-    return Text(speaks, right, sure)
-
-
-def curve(points: dict[int, float]) -> list[float]:
-    """[rows]: ms, rows 0..17."""
-    known = sorted(points)
-    times = [0.0]
-    for rows in range(1, WIDEST + 2):
-        below = max(k for k in known if k <= rows)
-        above = min(k for k in known if k >= rows)
-        share = (rows - below) / (above - below) if above > below else 0.0
-        times.append(points[below] + share * (points[above] - points[below]))
-    return times
-
-
-def run_fixed(machine: list[float], text: Text, window: int) -> float:
-    """Milliseconds of a text with one window throughout, without noise."""
-    at, total, seen = 0, 0.0, set()
-    while at < TOKENS:
-        drafted = text.draft(at, min(window, TOKENS - at - 1))
-        total += machine[drafted + 1] + (LOOKUP_MS if text.confidences and window else 0.0)
-        total += GRAPH_MS if drafted not in seen else 0.0
-        seen.add(drafted)
-        at += text.accepted(at, drafted) + 1
-    return total
-
-
-class Ride:
-    """One governor on one machine, request after request."""
-
-    def __init__(self, machine: list[float], noise: float = NOISE, graph_ms: float = GRAPH_MS) -> None:
-        self.machine, self.noise, self.graph_ms = machine, noise, graph_ms
-        self.governor = CostGovernor()
-        self._requests = 0
-        self._seen: set[int] = set()
-
-    def run(self, text: Text, seed: int = 0) -> list[tuple[int, int, int, float]]:
-        """(position, drafted, accepted, ms) of every step of a request."""
-        rng, at, steps = random.Random(seed), 0, []
-        self._requests += 1
-        while at < len(text.right):
-            ceiling = min(WIDEST, len(text.right) - at - 1)
-            context = WindowContext(self._requests, ceiling, at, 1)
-            window = self.governor.choose(context) if ceiling else 0
-            drafted = text.draft(at, window)
-            sure = tuple(text.confidences[at : at + drafted]) if text.confidences else ()
-            if window:
-                drafted = self.governor.keep(context, Draft((0,) * drafted, sure))
-            accepted = text.accepted(at, drafted)
-            forward = self.machine[drafted + 1] * math.exp(rng.gauss(0.0, self.noise))
-            forward += self.graph_ms if drafted not in self._seen else 0.0
-            self._seen.add(drafted)
-            ask = LOOKUP_MS if text.confidences and window else 0.0
-            self.governor.record(
-                StepSample(
-                    key=self._requests,
-                    window=window,
-                    drafted=drafted,
-                    accepted=accepted,
-                    emitted=accepted + 1,
-                    discarded=0,
-                    silence="",
-                    finished=False,
-                    length=at,
-                    sequences=1,
-                    draft_seconds=ask / 1e3,
-                    forward_seconds=forward / 1e3,
-                )
-            )
-            steps.append((at, drafted, accepted, forward + ask))
-            at += accepted + 1
-        return steps
-
-
-def regret(machine: str, kind: str, drafter: str, seeds: int) -> dict[str, Any]:
-    """Regret of a first request, and of one that follows a request of changing text."""
-    times = curve(MACHINES[machine])
-    texts = [make_text(kind, drafter, seed) for seed in range(seeds)]
-    fixed = [statistics.fmean(run_fixed(times, text, window) for text in texts) for window in range(WIDEST + 1)]
-    best = min(range(WIDEST + 1), key=fixed.__getitem__)
-    first, later = [], []
-    for seed, text in enumerate(texts):
-        first.append(_total(Ride(times).run(text, seed)))
-        ride = Ride(times)
-        ride.run(make_text("changing", drafter, 1000 + seed), seed)
-        later.append(_total(ride.run(text, seed)))
-    return {
-        "machine": machine,
-        "text": kind,
-        "drafter": drafter,
-        "best_window": best,
-        "best_over_plain": fixed[0] / fixed[best],
-        "governor_over_plain": fixed[0] / statistics.fmean(later),
-        "regret_first": statistics.fmean(first) / fixed[best] - 1.0,
-        "regret": statistics.fmean(later) / fixed[best] - 1.0,
-    }
-
-
-def loss_of_a_change(machine: str, seeds: int) -> float:
-    """Plain steps lost, on average, in the 64 tokens behind the point where a drafter that was right begins to be wrong."""
-    times, losses = curve(MACHINES[machine]), []
-    for seed in range(seeds):
-        rng = random.Random(seed)
-        change = 200 + rng.randrange(16)
-        right = [rng.random() < 0.97 for _ in range(change)] + [False] * 128
-        steps = Ride(times, noise=0.0, graph_ms=0.0).run(Text([True] * len(right), right, None), seed)
-        behind = [step for step in steps if change <= step[0] < change + 64]
-        tokens = sum(step[2] + 1 for step in behind)
-        losses.append(_total(behind) / times[1] - tokens)
-    return statistics.fmean(losses)
-
-
-def _total(steps: list[tuple[int, int, int, float]]) -> float:
-    return sum(step[3] for step in steps)
+GOVERNED = "governed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="path or name [smollm2-135m]")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workloads", default="quote-prompt,code-edit,prose", help="comma-separated [%(default)s]")
+    parser.add_argument("--drafter", default="auto", help="speculation type [%(default)s]")
+    parser.add_argument("--windows", default="1,2,3,5,7,8", help="fixed windows, comma-separated [%(default)s]")
+    parser.add_argument("--draft", type=int, default=8, help="the governor's ceiling [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=5, help="alternations [%(default)s]")
+    parser.add_argument("--n-ctx", type=int, default=4096)
+    parser.add_argument("--force", action="store_true", help="measure although the machine is busy")
     parser.add_argument("--simulate", action="store_true", help="synthetic machines and texts: nothing is loaded")
-    parser.add_argument("--seeds", type=int, default=40, help="texts of each kind [%(default)s]")
-    parser.add_argument("--curve", metavar="JSON", help='measured {"rows": ms} of this machine in place of "cpu"')
+    parser.add_argument("--seeds", type=int, default=40, help="simulated texts of each kind [%(default)s]")
+    parser.add_argument("--curve", metavar="JSON", help='measured {"rows": ms} in place of the simulated "cpu"')
 
 
-def main(args: argparse.Namespace) -> int:
-    """Prints a table and, as its last line, one JSON object."""
-    if args.curve:
-        MACHINES["cpu"] = {int(rows): float(ms) for rows, ms in json.loads(args.curve).items()}
-    rows = []
-    print(f"{'drafter':8}{'machine':9}{'text':10}{'best':>5}{'its gain':>10}{'governor':>10}{'regret':>9}{'first':>9}")
-    for drafter in DRAFTERS:
-        for machine in MACHINES:
-            for kind in TEXTS:
-                row = regret(machine, kind, drafter, args.seeds)
-                rows.append(row)
-                print(
-                    f"{drafter:8}{machine:9}{kind:10}{row['best_window']:5}{row['best_over_plain']:9.2f}x"
-                    f"{row['governor_over_plain']:9.2f}x{row['regret']:9.1%}{row['regret_first']:9.1%}",
-                    flush=True,
-                )
-    losses = {machine: loss_of_a_change(machine, args.seeds) for machine in MACHINES}
-    print("plain steps lost where a text turns: " + ", ".join(f"{m} {loss:.1f}" for m, loss in losses.items()))
-    print(json.dumps({"scenario": "regret", "simulated": True, "rows": rows, "loss_of_a_change": losses}))
-    return 0
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.simulate:
+        print(json.dumps({"scenario": "regret"} | simulate(arguments.seeds, _curve(arguments.curve))))
+        return 0
+    require_quiet(arguments.force)
+    names, windows = arguments.workloads.split(","), [int(w) for w in arguments.windows.split(",")]
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        raise UsageError(f"unknown workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    path = resolve_model(arguments.model)
+    arms, report = _arms(arguments.drafter, windows, arguments.draft), {}
+    options = {"n_ctx": arguments.n_ctx, "n_threads": arguments.threads}
+    with LLM(path, **options) as llm, Model(path, **options) as model:
+        bench = Bench(model)
+        for name in names:
+            times = _times(bench, len(llm.tokenize(WORKLOADS[name].prompt)), max(windows) + 1, arguments.rounds)
+            report[name] = _report(name, _run(llm, WORKLOADS[name], arms, arguments.rounds), times, windows)
+    print(json.dumps({
+        "scenario": "regret", "model": path.name, "drafter": arguments.drafter, "threads": arguments.threads,
+        "rounds": arguments.rounds, "machine": describe_machine(), "workloads": report,
+    }))  # fmt: skip
+    return 0 if all(row["identical"] for row in report.values()) else 1
+
+
+def _arms(drafter: str, windows: list[int], ceiling: int) -> dict[str, Any]:
+    fixed = {str(w): {"type": drafter, "draft": w, "adaptive": False} for w in windows}
+    return {"plain": None, GOVERNED: {"type": drafter, "draft": ceiling}} | fixed
+
+
+def _run(llm: LLM, load: Workload, arms: dict[str, Any], rounds: int) -> dict[str, list[GenerationResult]]:
+    """Results of every arm, round by round; the first round builds the graphs and teaches the governor what steps cost."""
+    ids, results = llm.tokenize(load.prompt), {name: list[GenerationResult]() for name in arms}
+    for number in range(rounds + 1):
+        for name, speculation in arms.items():
+            llm.forget()
+            result = llm.generate(ids, max_tokens=load.tokens, temperature=0, ignore_eos=True, speculation=speculation)
+            if number:
+                results[name].append(result)
+    return results
+
+
+def _times(bench: Bench, depth: int, most: int, rounds: int) -> list[float]:
+    """[rows]: milliseconds of a verify of so many rows, medians."""
+    samples: list[list[float]] = [[] for _ in range(most + 1)]
+    for _ in range(rounds):
+        for rows in range(1, most + 1):
+            samples[rows] += bench.rows(depth, rows, VERIFY)
+    return [0.0] + [1e3 * statistics.median(seconds) for seconds in samples[1:]]
+
+
+def _report(
+    name: str, runs: dict[str, list[GenerationResult]], times: list[float], windows: list[int]
+) -> dict[str, Any]:
+    plain = [run.timings.decode_rate for run in runs["plain"]]
+    rates = {arm: statistics.median(r / p for r, p in zip(_rates(results), plain, strict=True))
+             for arm, results in runs.items()}  # fmt: skip
+    ceilings = {w: _ceiling(runs[str(w)][-1], times) for w in windows}
+    best_ceiling = max(1.0, *ceilings.values())
+    best = max((str(w) for w in windows), key=lambda arm: rates[arm])
+    regrets = [max(_rates(runs[best])[i], plain[i]) / rate - 1.0 for i, rate in enumerate(_rates(runs[GOVERNED]))]
+    identical = all(run.tokens == runs["plain"][0].tokens for results in runs.values() for run in results)
+    print(f"{name}: plain {statistics.median(plain):.1f} tok/s{'' if identical else '  STREAMS DIFFER'}")
+    print(f"  T(n)/T(1): {' '.join(f'{n}:{t / times[1]:.2f}' for n, t in enumerate(times) if n)}")
+    for w in windows:
+        spec = runs[str(w)][-1].speculation
+        print(
+            f"  window {w:2}: E {spec.tokens_per_verify:.2f} in {spec.verifies} verifies and {spec.plain_steps} plain steps, "
+            f"ceiling {ceilings[w]:.2f}x, realised {rates[str(w)]:.2f}x"
+        )
+    spec = runs[GOVERNED][-1].speculation
+    print(
+        f"  governed : {rates[GOVERNED]:.2f}x ({_spread(_rates(runs[GOVERNED])):.0%}), {rates[GOVERNED] / best_ceiling:.0%} of the "
+        f"ceiling; regret {statistics.median(regrets):.1%} ({min(regrets):.1%} to {max(regrets):.1%}); "
+        f"E {spec.tokens_per_verify:.2f} in {spec.verifies} of {spec.steps} steps"
+    )
+    return {
+        "identical": identical, "plain_tok_s": statistics.median(plain), "ratios": rates, "ceilings": ceilings,
+        "of_ceiling": rates[GOVERNED] / best_ceiling, "regret": statistics.median(regrets), "regrets": regrets,
+        "best_window": best, "ms": times,
+    }  # fmt: skip
+
+
+def _ceiling(run: GenerationResult, times: list[float]) -> float:
+    """Tokens over forwards in plain steps: what a run would gain if nothing else took time."""
+    spec = run.speculation
+    drafted = spec.drafted_per_position
+    verifies = [drafted[i] - (drafted[i + 1] if i + 1 < len(drafted) else 0) for i in range(len(drafted))]
+    steps = spec.plain_steps + sum(count * times[i + 2] / times[1] for i, count in enumerate(verifies))
+    return spec.emitted / steps if steps else 1.0
+
+
+def _rates(results: list[GenerationResult]) -> list[float]:
+    return [result.timings.decode_rate for result in results]
+
+
+def _spread(values: list[float]) -> float:
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def _curve(text: str | None) -> dict[int, float] | None:
+    if text is None:
+        return None
+    try:
+        return {int(rows): float(ms) for rows, ms in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f'--curve is no JSON object such as {{"1": 7.4, ..., "17": 61.0}}: {error}') from None

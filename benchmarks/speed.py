@@ -102,10 +102,11 @@ class Bench:
         self.sequence.truncate(0)
         return self.forward(rows, DECODE)
 
-    def rows(self, depth: int, rows: int, want: Want, steps: int = 5) -> float:
+    def rows(self, depth: int, rows: int, want: Want, steps: int = 5) -> list[float]:
+        """Seconds of each of so many equal steps."""
         self.go_to(depth)
         self.forward(rows, want)
-        return statistics.fmean(self.forward(rows, want) for _ in range(steps))
+        return [self.forward(rows, want) for _ in range(steps)]
 
 
 class Peer:
@@ -145,7 +146,7 @@ def _against_peer(bench: Bench, peer: Peer | None, depths: list[int], rounds: in
             lambda p, depth=depth: p.rate(0, DECODE_STEPS, depth),
         )
         scenarios[f"8 rows @{depth}, head on the last"] = (
-            lambda depth=depth: 8 / bench.rows(depth, 8, DECODE),
+            lambda depth=depth: 8 / statistics.fmean(bench.rows(depth, 8, DECODE)),
             lambda p, depth=depth: p.rate(8, 0, depth),
         )
     ours: dict[str, list[float]] = {name: [] for name in scenarios}
@@ -176,7 +177,7 @@ def _curve(bench: Bench, depths: list[int], rounds: int) -> dict[str, Any]:
         samples: dict[int, list[float]] = {rows: [] for rows in CURVE_ROWS}
         for _ in range(rounds):
             for rows in CURVE_ROWS:
-                samples[rows].append(bench.rows(depth, rows, VERIFY, steps=3))
+                samples[rows] += bench.rows(depth, rows, VERIFY)  # the median bears a stretch of slow steps
         times = {rows: 1e3 * statistics.median(values) for rows, values in samples.items()}
         ratios = {rows: times[rows] / times[1] for rows in CURVE_ROWS}
         ceiling = {rows: rows / ratio for rows, ratio in ratios.items()}

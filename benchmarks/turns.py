@@ -63,12 +63,14 @@ def _speculation(name: str, draft: int | None) -> dict[str, Any]:
 
 
 def _measure(llm: LLM, load: Workload, arms: dict[str, Any], peers: dict[str, Peer], rounds: int) -> dict[str, Any]:
-    ids = llm.tokenize(load.prompt)
+    before, ids = _prompts(llm, load)
     results: dict[str, list[GenerationResult]] = {name: [] for name in arms}
     theirs: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
     for number in range(rounds + 1):
         for name, speculation in arms.items():
             llm.forget()
+            if before:
+                llm.generate(before, max_tokens=1, temperature=0, speculation=speculation)
             result = llm.generate(ids, max_tokens=load.tokens, temperature=0, ignore_eos=True, speculation=speculation)
             if number:  # the first round builds the graphs
                 results[name].append(result)
@@ -90,17 +92,50 @@ def _measure(llm: LLM, load: Workload, arms: dict[str, Any], peers: dict[str, Pe
                 run.timings.decode_rate / base.timings.decode_rate for run, base in zip(runs, plain, strict=True)
             ),
             "ttft_ms": 1e3 * statistics.median(run.timings.prefill for run in runs),
+            "prefill_tok_s": statistics.median(run.timings.prefill_rate for run in runs),
+            "cached_tokens": runs[-1].usage.cached_tokens,
             "drafted": spec.drafted, "accepted": spec.accepted, "tokens_per_verify": spec.tokens_per_verify,
         }  # fmt: skip
         row["arms"][name] = arm
+        if not same:
+            arm["mismatch"] = _mismatch(llm, ids, load, arms[name], runs[-1], plain[0])
         print(
             f"  {name:14} {arm['tok_s']:7.1f} tok/s ({arm['spread']:3.0%})  {arm['ratio']:5.2f}x  "
             f"TTFT {arm['ttft_ms']:7.1f} ms  drafted {spec.drafted:4} accepted {spec.accepted:4} "
-            f"({spec.tokens_per_verify:.2f} per verify){'' if same else '  STREAM DIFFERS'}"
+            f"({spec.tokens_per_verify:.2f} per verify)"
         )
+        if not same:
+            print(f"  STREAM DIFFERS: {arm['mismatch']}")
     if peers:
         row["peer"] = _peer_rows(theirs, row, plain[0].tokens)
     return row
+
+
+def _prompts(llm: LLM, load: Workload) -> tuple[list[int], list[int]]:
+    """What memory holds before, if anything, and the prompt; both as tokens."""
+    ids = llm.tokenize(load.prompt, add_bos=None if load.after is None or load.new_chat else False)
+    if load.after is None:
+        return [], ids
+    first = WORKLOADS[load.after]
+    asked = llm.tokenize(first.prompt)
+    answer = llm.generate(asked, max_tokens=first.tokens, temperature=0, ignore_eos=True, speculation=None)
+    before = [*asked, *answer.tokens]
+    return before, ids if load.new_chat else [*before, *ids]
+
+
+def _mismatch(
+    llm: LLM, ids: list[int], load: Workload, speculation: Any, run: GenerationResult, plain: GenerationResult
+) -> dict[str, Any]:
+    """Where two streams part, and by how much each of them preferred its token to the next best."""
+    pairs = zip(run.tokens, plain.tokens, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(run.tokens), len(plain.tokens)))
+    margins = []
+    for how in (speculation, None):
+        llm.forget()
+        again = llm.generate(ids, max_tokens=at + 1, temperature=0, ignore_eos=True, speculation=how, logprobs=2)
+        (_, best), (_, second) = again.logprobs[-1].top
+        margins.append(best - second)
+    return {"token": at, "margin": margins[0], "plain_margin": margins[1]}
 
 
 def _peer_rows(theirs: dict[str, list[dict[str, Any]]], row: dict[str, Any], tokens: tuple[int, ...]) -> dict[str, Any]:

@@ -44,11 +44,17 @@ TOOL = '{"calls": [{"name": "get_weather", "arguments": {"city": "Paris", "unit"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A prompt and how many tokens to generate after it."""
+    """A prompt and how many tokens to generate after it.
+
+    `after` names a workload that is answered first and stays in memory: the prompt follows its answer, or, if it is a new chat,
+    has nothing to do with it.
+    """
 
     name: str
     prompt: str
     tokens: int = 128
+    after: str | None = None
+    new_chat: bool = False
 
 
 WORKLOADS = {
@@ -65,6 +71,8 @@ WORKLOADS = {
         ),
         Workload("prose", PROSE, 512),
         Workload("facts", FACTS, 96),
+        Workload("quote-own", "\n\nThe same list once more:\nFrance: Paris\n", 96, after="facts"),
+        Workload("newchat", "Three facts about the moon:\n1.", 96, after="facts", new_chat=True),
         Workload("mixed", f"{PROSE} said:\n{LOG[:900]}\nAnd again, line by line:\n{LOG[:160]}", 256),
     )
 }

@@ -101,7 +101,6 @@ class Gemma4(Architecture):
     """Text models of E2B to 31B."""
 
     name: ClassVar[str] = "gemma4"
-    preferred_draft_window = 7  # GPUs have kernels for up to 8 rows, and the next larger ones cost half as much again
 
     def __init__(self, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> None:
         super().__init__(metadata, tensors)

@@ -19,6 +19,8 @@ from tsgg.models.base import MAX_LAYERS, Architecture, Attention, Keys, Recurren
 from tsgg.models.gemma4 import Gemma4, Layer, block_specs, read_layers, rope_specs, rotate
 
 TARGET_TABLE = "target.token_embd.weight"  # under this name the head is handed the target's embeddings
+# Architecture names of converters before the present layout, with the names that they gave the tensors.
+OLDER_DIALECTS = {"gemma4_assistant": "mtp.pre_projection", "gemma4_mtp": "mtp_pre_proj"}
 
 
 class Gemma4Assistant(Architecture):

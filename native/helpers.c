@@ -2,6 +2,9 @@
 
 #include <math.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 int tsgg_cpu_features(struct ggml_backend_feature * out, int capacity) {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -99,4 +102,18 @@ void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t capacity, int
             }
         }
     }
+}
+
+void tsgg_huge_pages(void * memory, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const uintptr_t page = 4096;
+    const uintptr_t first = ((uintptr_t) memory + page - 1) & ~(page - 1);
+    const uintptr_t end = ((uintptr_t) memory + bytes) & ~(page - 1);
+    if (end > first) {
+        madvise((void *) first, end - first, MADV_HUGEPAGE);  // a wish: without them all works as well
+    }
+#else
+    (void) memory;
+    (void) bytes;
+#endif
 }

@@ -24,3 +24,6 @@ void tsgg_fill_mask_f32(float * mask, int64_t cells, int64_t capacity, int64_t r
 void tsgg_fill_positions(int32_t * positions, int64_t rows, int64_t sequences, const int32_t * first);
 void tsgg_fill_cells(int64_t * cells, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first);
 void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first);
+
+// Asks for huge pages where the system hands them out on request (Linux); of memory that nobody has touched yet.
+void tsgg_huge_pages(void * memory, size_t bytes);

@@ -1,27 +1,25 @@
-"""How likely drafts are accepted: by position, behind a rejection, and by what the drafter itself thinks of them.
+"""How likely drafts are right: behind a mistake or in a run, by position, and by what the drafter itself thinks of them.
 
-Every rate is conditional: of the drafts at position i whose predecessors were all accepted, the share that was accepted too.
-A draft behind a rejection or behind a stop was not judged and counts nowhere.
+Every rate is conditional: of the drafts whose predecessors were all right, the share that was right too. A draft behind a
+rejection or behind a stop was not judged and counts nowhere. A draft that was not verified counts as well, as far as the
+plain step that was run instead shows whether its first token was right: looking on costs nothing but the draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MEMORY = 64  # verifies that counts remember
+MEMORY = 64  # verifies that the counts by position remember
 # Weight, in drafts, of the rate over all positions beside a position's own: without it a single rejection far out closes that
 # position for good, since a narrower window never tries it again.
 POOLED = 32.0
-# A rejection says more about the next draft than the average does: a text that has turned rejects them all, a text that still
-# quotes lost one word. The first draft behind a rejection has a rate of its own, quickly learned (verifies remembered), and
-# even odds before anything is known.
-MEMORY_BEHIND_REJECTION = 8
-EVEN_ODDS = 2.0
+# The first draft of a step has a rate by how many drafts before it were right in a row: a text that has turned rejects them
+# all, a text that still quotes lost one word, and one lucky hit in prose is no quotation.
+STREAKS = 4  # 0, 1, 2, and 3 or more in a row
+STREAK_MEMORY = (8, 16, 16, 32)  # drafts that each of those rates remembers: a text that turns shows within a few
+UNTRIED = 2.0  # drafts that the rule of succession weighs, (n + 1) / (n + 2) after n right in a row
 BUCKETS = 4  # of confidence
 CLAIMED = 2.0  # drafts that a drafter's own word weighs, before its bucket is counted
-TRIED = (
-    4.0  # verifies of a bucket, as far as remembered, that are enough to believe that the drafter's doubts are right
-)
 RESTART = 0.25  # share of the counts that a new request begins with: another text, the same drafter
 
 
@@ -29,23 +27,23 @@ class Acceptance:
     """Counts of one request; `restarted()` gives those of the next."""
 
     def __init__(self) -> None:
-        self.rejected = False  # the latest verify accepted nothing
-        self.reach = 0  # most drafts that were ever accepted in a row
+        self.streak = 0  # drafts right in a row until now
+        self.reach = 0  # longest streak
+        self._first = [[0.0, 0.0] for _ in range(STREAKS)]  # judged, right: first drafts, by the streak before
         self._judged: list[float] = []  # [i]: drafts at position i
         self._accepted: list[float] = []
-        self._behind = [0.0, 0.0]  # judged, accepted: first drafts behind a rejection
-        self._bucket_judged = [0.0] * BUCKETS
-        self._bucket_accepted = [0.0] * BUCKETS
+        self._behind = [0.0, 0.0]  # judged, right: drafts of all positions behind one that was right
+        self._buckets = [[[0.0, 0.0] for _ in range(BUCKETS)] for _ in range(2)]  # [in a streak][confidence]
 
     def restarted(self) -> Acceptance:
         """The same with little weight."""
         new = Acceptance()
         new.reach = self.reach
-        new._judged = [RESTART * n for n in self._judged]
-        new._accepted = [RESTART * n for n in self._accepted]
-        new._behind = [RESTART * n for n in self._behind]
-        new._bucket_judged = [RESTART * n for n in self._bucket_judged]
-        new._bucket_accepted = [RESTART * n for n in self._bucket_accepted]
+        new._first = [_scaled(pair, RESTART) for pair in self._first]
+        new._judged = _scaled(self._judged, RESTART)
+        new._accepted = _scaled(self._accepted, RESTART)
+        new._behind = _scaled(self._behind, RESTART)
+        new._buckets = [[_scaled(pair, RESTART) for pair in half] for half in self._buckets]
         return new
 
     def judge(self, judged: int, accepted: int, confidences: Sequence[float]) -> None:
@@ -53,51 +51,59 @@ class Acceptance:
         if judged < 1:
             return
         keep = 1.0 - 1.0 / MEMORY
-        self._judged = [keep * n for n in self._judged] + [0.0] * (judged - len(self._judged))
-        self._accepted = [keep * n for n in self._accepted] + [0.0] * (judged - len(self._accepted))
+        self._judged = _scaled(self._judged, keep) + [0.0] * (judged - len(self._judged))
+        self._accepted = _scaled(self._accepted, keep) + [0.0] * (judged - len(self._accepted))
         for i in range(judged):
-            won = float(i < accepted)
-            if i == 0 and self.rejected:
-                keep_behind = 1.0 - 1.0 / MEMORY_BEHIND_REJECTION
-                self._behind = [keep_behind * self._behind[0] + 1.0, keep_behind * self._behind[1] + won]
-            else:
-                self._judged[i] += 1.0
-                self._accepted[i] += won
-        if confidences:
-            self._bucket_judged = [keep * n for n in self._bucket_judged]
-            self._bucket_accepted = [keep * n for n in self._bucket_accepted]
-            for i, confidence in enumerate(confidences[:judged]):
-                bucket = _bucket(confidence)
-                self._bucket_judged[bucket] += 1.0
-                self._bucket_accepted[bucket] += float(i < accepted)
-        self.rejected = accepted == 0
-        self.reach = max(self.reach, accepted)
+            right = i < accepted
+            self._judged[i] += 1.0
+            self._accepted[i] += right
+            if i:
+                _count(self._behind, right, MEMORY)
+            self._see(right, i == 0, confidences[i] if i < len(confidences) else None)
+
+    def foresee(self, right: bool, confidence: float | None) -> None:
+        """A draft was not verified, and its first token was what came, or not."""
+        if self.streak:
+            _count(self._behind, right, MEMORY)
+        self._see(right, True, confidence)
+
+    def _see(self, right: bool, first: bool, confidence: float | None) -> None:
+        if first:
+            streak = min(self.streak, STREAKS - 1)
+            _count(self._first[streak], right, STREAK_MEMORY[streak])
+        if confidence is not None:
+            _count(self._buckets[self.streak > 0][_bucket(confidence)], right, MEMORY)
+        self.streak = self.streak + 1 if right else 0
+        self.reach = max(self.reach, self.streak)
 
     def rates(self, count: int) -> list[float]:
         """Conditional acceptance of the positions 0..count-1 of the next draft."""
-        pooled = (sum(self._accepted) + 0.5) / (sum(self._judged) + 1.0)
+        if count < 1:
+            return []
+        judged, right = self._behind
+        pooled = (right + UNTRIED * 2 / 3) / (judged + UNTRIED)
         rates = [
-            (accepted + POOLED * pooled) / (judged + POOLED)
-            for judged, accepted in zip(self._judged[:count], self._accepted[:count], strict=True)
+            (right + POOLED * pooled) / (judged + POOLED)
+            for judged, right in zip(self._judged[:count], self._accepted[:count], strict=True)
         ]
         rates += [pooled] * (count - len(rates))
-        if self.rejected and rates:
-            judged, accepted = self._behind
-            rates[0] = (accepted + 0.5 * EVEN_ODDS) / (judged + EVEN_ODDS)
+        judged, right = self._first[min(self.streak, STREAKS - 1)]
+        rates[0] = (right + UNTRIED * (self.streak + 1) / (self.streak + 2)) / (judged + UNTRIED)
         return rates
 
     def rates_of(self, confidences: Sequence[float]) -> list[float]:
         """Conditional acceptance of drafts with these confidences: the drafter's word, calibrated."""
-        rates = []
+        rates, half = [], self._buckets[self.streak > 0]
         for confidence in confidences:
             bucket = _bucket(confidence)
-            claimed = (bucket + 0.5) / BUCKETS
-            rates.append((self._bucket_accepted[bucket] + CLAIMED * claimed) / (self._bucket_judged[bucket] + CLAIMED))
+            judged, right = half[bucket]
+            rates.append((right + CLAIMED * (bucket + 0.5) / BUCKETS) / (judged + CLAIMED))
+            half = self._buckets[True]
         return rates
 
-    def hardly_tried(self, confidence: float) -> bool:
-        """Whether what is said of such drafts is little more than the drafter's own word."""
-        return self._bucket_judged[_bucket(confidence)] < TRIED
+    def by_position(self) -> tuple[float, ...]:
+        """Share of the verified drafts that were accepted, position by position, for reports."""
+        return tuple(a / j if j else 0.0 for j, a in zip(self._judged, self._accepted, strict=True))
 
 
 def expected(rates: Sequence[float]) -> list[float]:
@@ -108,6 +114,16 @@ def expected(rates: Sequence[float]) -> list[float]:
         total += survival
         sums.append(total)
     return sums
+
+
+def _count(pair: list[float], right: bool, memory: int) -> None:
+    keep = 1.0 - 1.0 / memory
+    pair[0] = keep * pair[0] + 1.0
+    pair[1] = keep * pair[1] + right
+
+
+def _scaled(counts: Sequence[float], share: float) -> list[float]:
+    return [share * n for n in counts]
 
 
 def _bucket(confidence: float) -> int:

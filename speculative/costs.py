@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from bisect import insort
 
+from tsgg.speculative.stats import StepSample
+
 MEMORY = (
     16  # samples that a mean remembers: one odd step moves it by a sixteenth, a slower machine shows within seconds
 )
 # A sample that is half as much again as expected is a stall until the next one confirms it: one stall flips no verdict. The
 # same bound tells a step of the curve from the building of a graph in the first sample of a size.
 STANDS_OUT = 1.5
-FIRST_SLOPE = 1.0  # plain steps that a further row is taken to cost while no wider step was measured: the most it may
+# Plain steps, at most, that a row beyond the widest measured step is taken to cost: a second row may cost as much as the first
+# and the third next to nothing, and who believes the line through the first two never finds out.
+HOPE = 0.5
 FORGET = (
     2048  # samples of a curve after which a size not seen among them counts as unmeasured: the machine was busy then
 )
@@ -62,8 +66,8 @@ class _Size:
 class CostCurve:
     """Seconds by size and context. Bounded: one entry per size, and sizes are at most 65."""
 
-    def __init__(self, first_slope: float = 0.0) -> None:
-        self._first_slope = first_slope  # relative to the only measured size, while there is only one
+    def __init__(self, hopeful: bool = False) -> None:
+        self._hopeful = hopeful  # of sizes beyond the largest that was measured
         self._sizes: dict[int, _Size] = {}
         self._order: list[int] = []
         self._now = 0
@@ -82,8 +86,8 @@ class CostCurve:
             known.add(seconds, context)
             known.last = self._now
         else:
-            promised = self.at(size, context) if len(self._sizes) > 1 else 0.0
-            if promised < seconds <= promised * STANDS_OUT:
+            promised = self.at(size, context) if self._sizes and (self._hopeful or len(self._sizes) > 1) else 0.0
+            if 0.0 < promised < seconds and (len(self._sizes) == 1 or seconds <= promised * STANDS_OUT):
                 seconds = promised
             self._sizes[size] = _Size(seconds, context, self._now)
             insort(self._order, size)
@@ -118,9 +122,15 @@ class CostCurve:
             prices.append(high)
             below, low = size, high
         if below < most:
-            slope = (low - start) / (below - first) if below > first else self._first_slope * low
+            slope = (low - start) / (below - first) if below > first else HOPE * low
+            slope = min(slope, HOPE * start) if self._hopeful else slope * (below > first)
             prices += [low + max(0.0, slope) * i for i in range(1, most - below + 1)]
         return prices[: most + 1]
+
+    @property
+    def most(self) -> int:
+        """The largest size that was measured; 0 for none."""
+        return self._order[-1] if self._order else 0
 
     def widest(self, context: int) -> float:
         """Seconds of the largest size that was measured; 0.0 for none."""
@@ -139,24 +149,24 @@ class StepCosts:
     """The curves of steps over one number of sequences; times per sequence."""
 
     def __init__(self) -> None:
-        self.forward = CostCurve(FIRST_SLOPE)  # by rows; 1 = the plain step, from steps that asked for no draft
+        self.forward = CostCurve(hopeful=True)  # by rows; 1 = the plain step, from steps that asked for no draft
         self.silent = (
             CostCurve()
-        )  # size 0: the forward of a step whose drafter had nothing; another graph for some heads
+        )  # size 0: forward of a step that asked and verified nothing; another graph for some heads
         self.draft = CostCurve()  # by tokens drafted; 0 = it was asked and had nothing
 
     def plain(self, context: int) -> float:
         """Seconds of a plain step; 0.0 until two were seen (the first builds the graph)."""
         return self.forward.at(1, context) if self.forward.sure(1) else 0.0
 
-    def add(self, asked: bool, drafted: int, proposed: int, forward: float, draft: float, context: int) -> None:
-        """One step. asked: the drafter ran, and proposed that many tokens. drafted: those that were verified."""
-        if asked:
-            self.draft.add(proposed, draft, context)
-        if asked and not drafted:
-            self.silent.add(0, forward, context)
-        else:
-            self.forward.add(drafted + 1, forward, context)
+    def add(self, sample: StepSample, drafted: int, proposed: int) -> None:
+        """One step: so many tokens were drafted by whoever was asked, and so many of them verified."""
+        if sample.window > 0:
+            self.draft.add(proposed, sample.draft_seconds, sample.length)
+        if drafted or sample.bare or not sample.window:
+            self.forward.add(drafted + 1, sample.forward_seconds, sample.length)
+        if sample.window > 0 and not drafted:
+            self.silent.add(0, sample.forward_seconds, sample.length)
 
     def verifies(self, most: int, context: int) -> list[float]:
         """[k]: seconds of a verify of k drafts, k <= most. Until it is measured a row is taken to cost a plain step at most:

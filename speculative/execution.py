@@ -8,6 +8,7 @@ drafts, and the speculator is told of exactly those.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class _Plan:
     request: SpeculativeRequest
     window: int = 0
     draft: tuple[int, ...] = ()
+    guess: int | None = None  # first token of a draft that is not verified
     discarded: int = 0
     silence: str = ""
     draft_seconds: float = 0.0
@@ -81,6 +83,7 @@ class SpeculativeExecution:
     """The loop over one trunk, for any number of requests.
 
     speculator: None or a `Decline` decodes plainly, through the same code. clock: seconds, monotonic.
+    keys: names of requests; executions that share a policy must share them.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class SpeculativeExecution:
         options: SpeculationOptions,
         policy: WindowPolicy | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        keys: Iterator[int] | None = None,
     ) -> None:
         self.trunk = trunk
         self.policy: WindowPolicy = policy if policy is not None else FixedWindow()
@@ -102,7 +106,7 @@ class SpeculativeExecution:
             self._guard = Guard(speculator, trunk.vocab_size)
             self._window = options.window(trunk, speculator)
         self._clock = clock
-        self._requests = 0
+        self._keys = itertools.count() if keys is None else keys
 
     def describe(self) -> str:
         """What drafts, and how much at most; or why nothing does."""
@@ -121,8 +125,7 @@ class SpeculativeExecution:
         remaining: tokens still wanted behind `last`, None for no limit. Where the request cannot be armed it decodes
         plainly and `request.counters.dropped` says why.
         """
-        request = SpeculativeRequest(self._requests, sequence, sampler, last, remaining)
-        self._requests += 1
+        request = SpeculativeRequest(next(self._keys), sequence, sampler, last, remaining)
         if self._guard is None:
             request.counters.dropped = self.counters.dropped
         elif remaining is not None and remaining < 2:
@@ -241,7 +244,7 @@ class SpeculativeExecution:
         context = WindowContext(request.key, plan.window, request.sequence.length, sequences)
         plan.draft = draft.tokens[: max(0, self.policy.keep(context, draft))]
         if not plan.draft:
-            plan.silence = DOUBTFUL
+            plan.silence, plan.guess = DOUBTFUL, draft.tokens[0]
 
     def _choose_window(self, request: SpeculativeRequest, sequences: int) -> tuple[int, str]:
         """Most tokens to draft now, and why none: a verify has a row for `last`, and emits one more than it accepts."""
@@ -293,6 +296,8 @@ class SpeculativeExecution:
             sequences=sequences,
             draft_seconds=plan.draft_seconds + self._clock() - drawn,
             forward_seconds=seconds + drawn - start,
+            bare=want.hidden == "none" and not want.taps,
+            foreseen=None if plan.guess is None else tokens[0] == plan.guess,
         )
         for listener in (request.counters, self.counters, self.policy):
             listener.record(sample)

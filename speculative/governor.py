@@ -1,23 +1,29 @@
 """Chooses the window of every step: the one with the most expected tokens per second; 0, a plain step, is one of them.
 
 Three things decide. *Costs* (costs.py): what a verify of so many rows and a draft of so many tokens take, beside a plain
-step. *Acceptance* (acceptance.py): how many of the drafted tokens survive. And the *purse*: the time, in plain steps, that
-speculation may still lose. A verify stakes what it costs above a plain step, should nothing be accepted; a window is chosen
-only if the purse pays its stake. Losses leave the purse, gains fill it, and every token brings a little back.
+step. *Acceptance* (acceptance.py): how many of the drafted tokens survive. And a limit on the *stake*, which is what a verify
+costs above a plain step should nothing be accepted; all of it in plain steps:
 
-* A drafter that only loses costs at most PURSE + 64 * REFILL = 3 plain steps in any 64 tokens.
-* Gains fill the purse up to two verifies of the winning window and a bit: one rejection may be bad luck, and two are the
-  least that can tell a text that has turned. So that is what a turn costs; from then on the drafter only loses.
-* Where nothing is known to win, a probe goes out as soon as the purse pays it and the waiting time, which doubles with each
-  failure, is over. Probes begin at one draft and grow by one with each that is accepted in full; so does what is measured.
+* While the text is *proven*, by the latest verify or by looks, MOST_STAKE. One rejected verify ends that: it is all that the
+  end of a quotation costs.
+* Otherwise what is in the purse, and MOST_LOST in all since the latest success. The purse is a little at first, gets a little
+  back with every token and what verifies win, so a drafter that only loses costs at most PURSE + 64 * REFILL = 3 plain steps
+  in any 64 tokens.
+
+A *look*: a draft need not be verified to be judged. Beside a plain step it is enough to see whether its first token is what
+came. A drafter that costs next to nothing is looked at in every plain step; one with a price when its waiting time, which
+doubles with every failure, is over. So text that turns good is noticed within two or three tokens, and after a rejection the
+next token tells whether it was bad luck. How many looks in a row prove a text doubles with every verify that they led to in
+vain.
 
 Rules of older governors, and what brings about the same here:
 
   eight-step probes, a verdict for 64 steps   every step is a sample, and the window is chosen anew in every step
-  park for 32 .. 256 steps, early give-up     the purse, and waits of 1, 3, 7 .. 128 tokens
-  watch a win, park it after eight losses     the purse: a win that ends is over within two or three verifies
-  one probe decides for a whole turn          acceptance fades; the first draft behind a rejection has a rate of its own
-  parked steps feed the baseline              only they do: a step that asked a drafter may run another graph
+  probes that cost a verify                   looks, which cost a draft; widths are tried one beyond the widest measured
+  park for 32 .. 256 steps, early give-up     looks at waits of 1, 3, 7 .. 128 tokens; no waits where looking is free
+  watch a win, park it after eight losses     one rejected verify, and the text is to be proven anew
+  one probe decides for a whole turn          acceptance fades; a first draft has rates of its own, by the streak before it
+  parked steps feed the baseline              any step that ran plain decoding's own graph does
   silent head = speculative sample            asking has a price, paid from the purse; a lookup that costs next to nothing
                                               is asked again and again and never parked
   new request caps the park                   a new request begins with a quarter of the counts, no wait, no winnings
@@ -31,21 +37,24 @@ from tsgg.speculative.journal import GovernorReport, Journal
 from tsgg.speculative.protocol import Draft, WindowContext
 from tsgg.speculative.stats import StepSample
 
-# In plain steps. PURSE pays the first probes of a text; refilled within 64 tokens, it bounds what a hopeless drafter costs.
+# In plain steps. PURSE pays the first verifies of a text; refilled within 64 tokens, it bounds what a hopeless drafter costs.
 PURSE = 1.5
 REFILL = PURSE / 64  # per token
-# Verifies of the winning window that gains may fill the purse up to: two, and a small one behind them. With fewer, bad luck
-# ends wins (1.3: a turn costs under 3 plain steps on every simulated machine, but quoting on a slow one runs 13 % slower).
-VERIFIES_AT_STAKE = 2.25
-MOST_WON = 8.0  # a window of 64 on a slow machine stakes thirty plain steps: no win is worth that
-LONGEST_WAIT = 128  # tokens between probes of a drafter that fails them all: under 0.5 % of the time
+MOST_LOST = 3.0  # since the latest success, in unproven text; and the most that the purse holds
+MOST_STAKE = 4.0  # of one verify in proven text: what a text that turns may cost
+FIRST_PROOF = 2  # right looks in a row that prove a new text: one may be luck
+MOST_PROOF = 64
+LONGEST_WAIT = 128  # tokens between looks at a drafter that has a price and fails: under 0.5 % of the time
 REFRESH = 128  # steps without a plain one: the baseline of every verdict must not grow old
 # An unmeasured width looks this much better than the line through its neighbours says, and so gets measured: between two
 # equally good windows nobody would ever try the wider one.
 CURIOSITY = 1.05
-# Verifies between looks at a wider window while the widest would be this much better at the price of the widest measured:
-# kernels change at some width, and beyond that step a curve is often flat.
-LOOK = 32
+# Verifies until a wider window is tried though it does not look better, doubled each time, while the widest would be PROMISE
+# times better at the price of the widest measured: curves have bumps, and behind a bump they are often flat.
+FIRST_TRY, LAST_TRY = 2, 128
+# Right looks in a row that bring about a verify against the odds, doubled each time: of as many tokens as the stake allows, for
+# two rows may cost twice as much as one, and four hardly more; or prices come from a moment when the machine was busy.
+LONG_STREAK = 4
 PROMISE = 1.1
 SILENCE_MEMORY = 16  # asks that the share of silent ones remembers
 FREE = 0.01  # of a plain step: who costs less is asked in every step, for as much as may be, and judged by the draft
@@ -55,36 +64,76 @@ MOST_KINDS = 8  # numbers of sequences per step whose costs are remembered
 
 MEASURING = "measuring plain decode"
 REFRESHING = "refreshing the plain baseline"
-LOSING = "a plain step is faster: the next probe waits"
-SPENT = "the time that speculation may lose is spent"
-DECLINED = "the draft did not look worth its verify"
+LOSING = "a plain step is faster: the next look at the drafter waits"
+LOOKING = "a plain step is faster: drafts are only looked at"
 
 
 class _Text:
     """What is known of one request's text."""
 
-    __slots__ = ("acceptance", "confident", "failed", "length", "offered", "pending", "probe", "probing", "proposed", "purse",
-                 "roof", "trusted", "wait")  # fmt: skip
+    __slots__ = (
+        "acceptance",
+        "asked",
+        "confidence",
+        "confident",
+        "convinced",
+        "failed",
+        "length",
+        "looking",
+        "lost",
+        "offered",
+        "pending",
+        "proof",
+        "proposed",
+        "proven",
+        "purse",
+        "rejected",
+        "trusted",
+        "wait",
+    )  # fmt: skip
 
     def __init__(self, before: _Text | None) -> None:
         self.acceptance: Acceptance = Acceptance() if before is None else before.acceptance.restarted()
         self.confident: bool = False if before is None else before.confident  # the drafter reports confidences
-        self.offered: float = 1.0 if before is None else before.offered  # share of asks that led to a verify
+        self.offered: float = 1.0 if before is None else before.offered  # share of asks that had an answer
         self.purse: float = PURSE if before is None else min(PURSE, before.purse)
-        self.roof = PURSE  # gains fill the purse up to here
-        self.probe = 1  # draft tokens of the next probe
-        self.failed = 0  # verifies in a row that accepted nothing, or lost as probes
-        self.wait = 0  # tokens until the next probe
+        self.lost = 0.0  # plain steps since the latest success
+        self.proven = False  # the latest verify or look was right
+        self.proof = FIRST_PROOF  # right looks in a row that it takes to prove this text
+        self.rejected = 0  # verifies in a row that accepted nothing
+        self.convinced = LONG_STREAK  # right looks in a row that bring about a verify against the odds
+        self.failed = 0  # looks in a row that failed
+        self.wait = 0  # tokens until the next look
         self.length = 0  # committed tokens when last seen
-        self.probing = False  # the step under way is a probe
+        self.asked = False  # in the latest step
+        self.looking = False  # the draft under way is not to be verified
         self.proposed = 0  # tokens of the draft under way, verified or not
+        self.confidence: float | None = None  # of its first token
         self.pending: tuple[float, ...] = ()  # confidences of those that are verified
         self.trusted = (0.0, 0.0)  # tokens and seconds expected of the step under way
 
-    def wait_longer(self) -> None:
-        """A probe failed."""
-        self.wait = min(2**self.failed - 1, LONGEST_WAIT)
-        self.failed = min(self.failed + 1, 16)
+    def verified(self, accepted: bool) -> None:
+        """A verify accepted something, or nothing."""
+        if accepted:
+            self.rejected = 0
+            self._succeed()
+        else:
+            self.proof = min(2**self.rejected, MOST_PROOF)
+            self.rejected, self.proven = self.rejected + 1, False
+
+    def looked(self, right: bool) -> None:
+        """A look, or an ask that nothing came of."""
+        if right:
+            self._succeed()
+            self.proven = self.acceptance.streak >= self.proof
+        else:
+            self.proven = False
+            self.wait = min(2**self.failed - 1, LONGEST_WAIT)
+            self.failed = min(self.failed + 1, 16)
+
+    def _succeed(self) -> None:
+        self.failed = self.wait = 0
+        self.lost, self.proven = 0.0, True
 
 
 class CostGovernor:
@@ -93,8 +142,10 @@ class CostGovernor:
     def __init__(self) -> None:
         self._costs: dict[int, StepCosts] = {}  # by sequences in a step
         self._texts: dict[int, _Text] = {}  # by request, the latest last
-        self._unplain = 0  # steps since the last plain one
-        self._look_at = LOOK  # verifies before the next look at a wider window
+        self._unplain = 0  # steps since the last one that ran the plain graph
+        self._try_at = self._try_after = (
+            FIRST_TRY  # verifies at the next try of a wider window, and from there to another
+        )
         self._journal = Journal(MEASURING)
 
     # -- the choice ----------------------------------------------------------------------------------------------------
@@ -103,22 +154,27 @@ class CostGovernor:
         """Draft tokens to ask for, 0..ceiling; 0 = a plain step."""
         text, costs = self._text(context.key, context.length), self._kind(context.sequences)
         ceiling, plain = min(context.ceiling, MOST_DRAFT), costs.plain(context.length)
-        text.probing, text.proposed, text.pending = False, 0, ()
+        text.looking, text.proposed, text.pending, text.confidence = False, 0, (), None
         if ceiling < 1 or not plain:
             return self._plain(MEASURING)
         if self._unplain >= REFRESH:
             return self._plain(REFRESHING)
-        reach = min(ceiling, text.acceptance.reach + 1)
+        # Acceptance is believed one past the longest streak, and costs up to twice the rows that were measured.
+        reach = min(ceiling, text.acceptance.reach + 1, costs.forward.most)
         drafts = costs.draft.prices(reach, context.length)
         affordable, window = self._best(text, costs, context.length, text.acceptance.rates(reach), drafts, text.offered)
         if text.confident and affordable and drafts[affordable] <= (drafts[window] if window else 0.0) + FREE * plain:
             return affordable  # `keep` decides, knowing the draft
         if window:
             return self._wider(text, costs, context.length, window, affordable, ceiling)
-        text.probing = True
-        if text.wait > 0:
-            return self._plain(LOSING)
-        return min(text.probe, affordable) or self._plain(SPENT)
+        if text.proven and text.acceptance.streak >= text.convinced:
+            text.convinced *= 2
+            return self._widest(costs, context.length, min(ceiling, text.acceptance.streak))
+        text.looking = True
+        if drafts[1] <= FREE * plain:
+            self._journal.idle = LOOKING
+            return 1
+        return self._plain(LOSING) if text.wait > 0 or drafts[1] > text.purse * plain else 1
 
     def keep(self, context: WindowContext, draft: Draft) -> int:
         """How many tokens of this draft to verify, 0..len(draft.tokens); its own cost is spent either way.
@@ -132,23 +188,18 @@ class CostGovernor:
         text.pending = draft.confidences[:count] if text.confident else ()
         if not count or not costs.plain(context.length):
             return count
-        if not text.confident and (text.probing or count >= context.ceiling):
+        if text.confident:
+            text.confidence = text.pending[0]
+        elif text.looking:
+            return 0
+        elif count >= context.ceiling:
             return count
         rates = text.acceptance.rates_of(text.pending) if text.confident else text.acceptance.rates(count)
-        affordable, best = self._best(text, costs, context.length, rates, [0.0] * (count + 1), 1.0)
-        if not best and text.confident and self._worth_a_probe(text):
-            text.probing, best = True, min(text.probe, affordable)
-        elif best:
-            text.probing = False
+        _, best = self._best(text, costs, context.length, rates, [0.0] * (count + 1), 1.0)
+        text.looking = not best
         if not best:
-            self._journal.idle = DECLINED
+            self._journal.idle = LOOKING
         return best
-
-    @staticmethod
-    def _worth_a_probe(text: _Text) -> bool:
-        """A draft that looks too bad is verified for what it teaches, if its drafter believes in it or its kind is new."""
-        believed = text.pending[0] >= 0.5 and not text.wait
-        return believed or text.acceptance.hardly_tried(text.pending[0])
 
     def _best(
         self, text: _Text, costs: StepCosts, length: int, rates: list[float], drafts: list[float], offered: float
@@ -160,12 +211,12 @@ class CostGovernor:
         """
         verifies = costs.verifies(len(rates), length)
         plain, silence = verifies[0], (1.0 - offered) * costs.of_silence(length)
+        limit = plain * (MOST_STAKE if text.proven else min(text.purse, MOST_LOST - text.lost))
         accepted = expected(rates)
         affordable, best, best_rate = 0, 0, 1.0 / plain
         text.trusted = (1.0, plain)
         for window in range(1, len(rates) + 1):
-            stake = verifies[window] + drafts[window] - plain
-            if stake > text.purse * plain:
+            if verifies[window] + drafts[window] - plain > limit:
                 break
             affordable = window
             rate = (1.0 + offered * accepted[window]) / (drafts[window] + silence + offered * verifies[window])
@@ -174,20 +225,26 @@ class CostGovernor:
             if rate > best_rate:
                 best, best_rate = window, rate
                 text.trusted = (1.0 + accepted[window], drafts[window] + verifies[window])
-                text.roof = min(MOST_WON, max(PURSE, VERIFIES_AT_STAKE * stake / plain))
         return affordable, best
 
     def _wider(self, text: _Text, costs: StepCosts, length: int, window: int, affordable: int, ceiling: int) -> int:
         """The window, or now and then a wider one that is not measured: behind a step of the curve it may be flat again."""
-        if text.probe <= window or self._journal.verifies < self._look_at:
+        if text.acceptance.streak < window or self._journal.verifies < self._try_at:
             return window
         unmeasured = [w for w in range(window + 1, affordable + 1) if not costs.forward.sure(w + 1)]
         tokens, seconds = text.trusted
         most = 1.0 + expected(text.acceptance.rates(ceiling))[ceiling]
         if not unmeasured or most * seconds < PROMISE * tokens * costs.forward.widest(length):
             return window
-        text.probing, self._look_at = True, self._journal.verifies + LOOK
+        self._try_at, self._try_after = self._journal.verifies + self._try_after, min(2 * self._try_after, LAST_TRY)
         return unmeasured[0]
+
+    @staticmethod
+    def _widest(costs: StepCosts, length: int, most: int) -> int:
+        """The widest window whose stake is allowed in proven text, 1 at least."""
+        verifies, drafts = costs.verifies(most, length), costs.draft.prices(most, length)
+        allowed = (1.0 + MOST_STAKE) * verifies[0]
+        return max((w for w in range(1, most + 1) if verifies[w] + drafts[w] <= allowed), default=1)
 
     def _plain(self, reason: str) -> int:
         self._journal.idle = reason
@@ -202,20 +259,27 @@ class CostGovernor:
         asked = sample.window > 0
         text, costs = self._text(sample.key, sample.length), self._kind(sample.sequences)
         proposed = max(drafted, text.proposed)
-        costs.add(asked, drafted, proposed, sample.forward_seconds, sample.draft_seconds, sample.length)
-        self._unplain = self._unplain + 1 if asked else 0
-        self._journal.step(asked, drafted, text.probing, sample)
+        costs.add(sample, drafted, proposed)
+        self._unplain = 0 if not drafted and (sample.bare or not asked) else self._unplain + 1
+        self._journal.step(asked, drafted, sample)
         text.wait = max(0, text.wait - accepted - 1)
         plain = costs.plain(sample.length)
-        gain = self._settle(text, costs, plain, drafted, accepted, proposed, sample) if asked and plain else 0.0
+        if asked and plain:
+            self._settle(text, costs, plain, drafted, accepted, proposed, sample)
         if text.purse < PURSE:
             text.purse = min(PURSE, text.purse + REFILL * (accepted + 1))
-        if asked:
-            text.offered += (float(drafted > 0) - text.offered) / SILENCE_MEMORY
         if drafted:
-            self._judge(text, drafted, accepted, sample.finished, gain)
-        elif text.probing and gain < -FREE:
-            text.wait_longer()  # a head that ran for nothing
+            # Drafts behind a stop or behind the first rejection were not judged.
+            text.acceptance.judge(accepted if sample.finished else min(accepted + 1, drafted), accepted, text.pending)
+            text.verified(accepted > 0)
+        elif sample.foreseen is not None:
+            text.acceptance.foresee(sample.foreseen, text.confidence)
+            text.looked(sample.foreseen)
+        elif asked and (text.asked or sample.bare):  # who reads rows has none in the first step behind a plain one
+            text.looked(False)
+        text.asked = asked
+        if asked and not (text.looking and proposed):
+            text.offered += (float(drafted > 0) - text.offered) / SILENCE_MEMORY
 
     def _settle(
         self,
@@ -226,35 +290,21 @@ class CostGovernor:
         accepted: int,
         proposed: int,
         sample: StepSample,
-    ) -> float:
+    ) -> None:
         """Plain steps won or lost, by the prices: what a stall costs is not the drafter's fault."""
         length = sample.length
         seconds = costs.draft.at(proposed, length)
         if drafted:
             seconds += costs.paid(drafted, sample.forward_seconds, length)
-            if not text.probing:
-                self._journal.gain(text.trusted, (accepted + 1.0, seconds), plain)
+            self._journal.gain(text.trusted, (accepted + 1.0, seconds), plain)
         else:
             seconds += costs.of_silence(length)
         gain = accepted + 1 - seconds / plain
-        text.purse = max(text.purse, min(text.roof, text.purse + gain)) if gain > 0 else text.purse + gain
-        return gain
-
-    @staticmethod
-    def _judge(text: _Text, drafted: int, accepted: int, finished: bool, gain: float) -> None:
-        """Drafts behind a stop or behind the first rejection were not judged."""
-        judged = accepted if finished else min(accepted + 1, drafted)
-        text.acceptance.judge(judged, accepted, text.pending)
-        if text.pending and not text.probing:
-            pass  # a draft that looked good says nothing of those that do not
-        elif accepted and (gain > 0 or not text.probing):
-            text.failed = text.wait = 0
-        elif judged:
-            text.wait_longer()
-        if accepted == drafted:
-            text.probe = min(drafted + 1, MOST_DRAFT)
-        elif judged > accepted:
-            text.probe = 1
+        if gain > 0:
+            text.purse = max(text.purse, min(MOST_LOST, text.purse + gain))
+        else:
+            text.purse += gain
+            text.lost -= gain
 
     # -- what is remembered --------------------------------------------------------------------------------------------
 
@@ -284,5 +334,5 @@ class CostGovernor:
         sequences, length = self._journal.latest
         costs = self._costs.get(sequences) or StepCosts()
         text = next(reversed(self._texts.values()), None) or _Text(None)
-        rates = text.acceptance.rates(text.acceptance.reach)
+        rates = text.acceptance.by_position()
         return self._journal.report(costs.plain(length), text.purse, costs.forward.measured(length), rates)

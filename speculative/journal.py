@@ -18,7 +18,7 @@ class GovernorReport:
     plain_steps: int  # window 0
     asked_steps: int  # a drafter ran
     verifies: int
-    probes: int  # verifies against the odds
+    looks: int  # drafts that were compared with what came, and not verified
     plain_ms: float  # per token; 0.0 = not measured
     speculative_ms: float  # per token, over all steps that asked a drafter
     expected_gain: float  # of the verifies that were to pay: plain time of the expected tokens / expected time
@@ -37,11 +37,11 @@ class Journal:
         self.verifies = 0
         self.latest = (1, 0)  # sequences and context of the latest step
         self._runs: deque[tuple[int, int]] = deque(maxlen=RUNS)
-        self._plain_steps = self._asked = self._probes = 0
+        self._plain_steps = self._asked = self._looks = 0
         self._tokens, self._seconds = 0, 0.0  # of steps that asked
         self._expected = self._realised = (0.0, 0.0)  # plain seconds of the tokens, seconds
 
-    def step(self, asked: bool, drafted: int, probing: bool, sample: StepSample) -> None:
+    def step(self, asked: bool, drafted: int, sample: StepSample) -> None:
         """One step, as it came."""
         window = sample.window if asked else 0
         self.latest = (sample.sequences, sample.length)
@@ -58,7 +58,8 @@ class Journal:
         if drafted:
             self.idle = ""
             self.verifies += 1
-            self._probes += probing
+        elif sample.foreseen is not None:
+            self._looks += 1
 
     def gain(self, expected: tuple[float, float], came: tuple[float, float], plain: float) -> None:
         """Tokens and seconds that were expected of a verify, and those that came of it."""
@@ -66,7 +67,7 @@ class Journal:
         self._realised = (self._realised[0] + came[0] * plain, self._realised[1] + came[1])
 
     def report(
-        self, plain: float, purse: float, forward: tuple[tuple[int, float], ...], acceptance: list[float]
+        self, plain: float, purse: float, forward: tuple[tuple[int, float], ...], acceptance: tuple[float, ...]
     ) -> GovernorReport:
         """A snapshot; times in seconds."""
         return GovernorReport(
@@ -74,7 +75,7 @@ class Journal:
             plain_steps=self._plain_steps,
             asked_steps=self._asked,
             verifies=self.verifies,
-            probes=self._probes,
+            looks=self._looks,
             plain_ms=1e3 * plain,
             speculative_ms=1e3 * self._seconds / self._tokens if self._tokens else 0.0,
             expected_gain=_ratio(self._expected),
@@ -82,7 +83,7 @@ class Journal:
             purse=purse,
             idle=self.idle,
             forward_ms=tuple((rows, 1e3 * seconds) for rows, seconds in forward),
-            acceptance=tuple(acceptance),
+            acceptance=acceptance,
         )
 
 

@@ -24,8 +24,9 @@ _ENVIRONMENT = {  # variable -> option
     "TS_SPEC_PMIN": "pmin",
     "TS_SPEC_DRAFT_MODEL": "draft_model",
     "TS_SPEC_SHARED_CORPUS": "shared_corpus",
+    "TS_SPEC_ADAPTIVE": "adaptive",
 }
-_READ_ELSEWHERE = ("TS_SPEC_ADAPTIVE",)  # a switch of `tsgg.settings`, not an option
+_SWITCHES = ("enabled", "shared_corpus", "adaptive")
 _TRUE = ("1", "true", "on", "yes")
 _FALSE = ("0", "false", "off", "no")
 
@@ -36,13 +37,14 @@ class SpeculationOptions:
 
     enabled: bool = False
     type: str = AUTO  # "auto" or a name in the registry
-    draft: int | None = None  # tokens drafted per step, 1..64; None = 8, narrowed by what the model prefers
+    draft: int | None = None  # most tokens drafted per step, 1..64; None = 8, narrowed by what the model prefers
     pmin: float | None = None  # confidence gate, 0..1; None = the algorithm's own default
     draft_model: str | None = None  # path of a drafter file
     shared_corpus: bool = True  # drafters may draw on the answers to other requests; a server of many users says False
+    adaptive: bool = True  # the window is what pays, step by step; False = all that may be drafted, whatever it costs
 
     def __post_init__(self) -> None:
-        for name in ("enabled", "shared_corpus"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"speculation option {name!r} is {getattr(self, name)!r}; expected True or False")
         if not isinstance(self.type, str) or self.type not in (AUTO, *REGISTRY.names()):
@@ -101,7 +103,7 @@ class SpeculationOptions:
         Naming a type enables speculation unless `TS_SPEC` says otherwise. Raises `UsageError`, naming the variable, for
         a value that cannot be read and for a `TS_SPEC_*` variable that does not exist (misspelt, it would do nothing).
         """
-        known = (*_ENVIRONMENT, *_READ_ELSEWHERE)
+        known = tuple(_ENVIRONMENT)
         unknown = [n for n in environment if n.startswith(f"{ENVIRONMENT_PREFIX}_") and n not in known]
         if unknown:
             raise UsageError(f"unknown environment variable {', '.join(unknown)}; valid ones are: {', '.join(known)}")
@@ -140,7 +142,7 @@ def _read(name: str, option: str, text: str) -> object:
             return float(text)
     except ValueError:
         raise UsageError(f"environment variable {name} is {text!r}; expected a number") from None
-    if option in ("enabled", "shared_corpus"):
+    if option in _SWITCHES:
         if text.lower() in _TRUE:
             return True
         if text.lower() in _FALSE:

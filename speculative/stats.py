@@ -24,6 +24,10 @@ class StepSample:
     sequences: int  # sequences in the step's forward
     draft_seconds: float  # propose + the speculator's commit
     forward_seconds: float  # forward + draws + the memory's commit
+    bare: bool = (
+        True  # the forward asked the trunk for no rows beside the logits: without drafts, plain decoding's own graph
+    )
+    foreseen: bool | None = None  # a draft was there and not verified: whether its first token is what was drawn
 
 
 @dataclass(frozen=True, slots=True)

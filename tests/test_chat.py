@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.tiny_vocab import byte_level_metadata
-from tsgg.chat import ChatTemplate, ReasoningSplitter
+from tsgg.chat import CHANNEL, ChatTemplate, ReasoningSplitter
 from tsgg.errors import ModelFileError, TsggError, UsageError
 from tsgg.gguf import Metadata, read_gguf
 from tsgg.tokenizer import Tokenizer
@@ -145,3 +146,68 @@ def test_reasoning_is_split_the_same_whatever_the_pieces(
         pieces.append(splitter.flush())
         assert "".join(piece[0] for piece in pieces) == content
         assert "".join(piece[1] for piece in pieces) == reasoning
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "content", "reasoning"),
+    [
+        ("<|turn>model\n", "<|channel>thought\nwhy\nnot<channel|>so", "so", "why\nnot"),
+        ("<|turn>model\n", "so, plainly", "so, plainly", ""),
+        ("<|turn>model\n", "<|channel>thought\n<channel|>so", "so", ""),
+        ("<|turn>model\n<|channel>thought\n<channel|>", "so", "so", ""),
+        ("<|turn>model\n<|channel>thought\n", "why<channel|>so", "so", "why"),
+        ("", "<|channel>thought\nwhy<channel|>so<channel|>", "so", "why"),  # stray tags
+        ("", "<channel|>so<|channel>", "so", ""),
+        ("", "<|channel>why<channel|>so", "so", "why"),  # without the channel's name
+        ("", "<|channel>thoughtful<channel|>so", "so", "ful"),
+        ("", "<|channel>thought\na<channel|>b <|channel>thought\nc<channel|>d", "b d", "ac"),
+        ("", "<|channel>thought\nnever closed <chann", "", "never closed <chann"),
+        ("", "a < b <| c <channel", "a < b <| c <channel", ""),
+        ("", "\n<|channel>thought\nwhy\n\n<channel|>\n\nso\n", "so\n", "why"),
+    ],
+)
+def test_thought_channels_are_split_the_same_whatever_the_pieces(
+    prompt: str, answer: str, content: str, reasoning: str
+) -> None:
+    for size in (1, 2, 3, 7, len(answer)):
+        splitter = ReasoningSplitter(prompt, CHANNEL)
+        pieces = [splitter.push(answer[i : i + size]) for i in range(0, len(answer), size)]
+        pieces.append(splitter.flush())
+        assert "".join(piece[0] for piece in pieces) == content, size
+        assert "".join(piece[1] for piece in pieces) == reasoning, size
+
+
+GEMMA4 = (
+    "{{ bos_token }}{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}<|turn>model\n"
+    "{% if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}"
+)
+
+
+def test_the_tags_are_those_that_the_template_knows() -> None:
+    template = ChatTemplate(GEMMA4)
+    answer = "<|channel>thought\nwhy<channel|>so"
+    assert template.splitter(template.render(USER, enable_thinking=True)).push(answer) == ("so", "why")
+    assert template.splitter(template.render(USER, enable_thinking=False)).push("so") == ("so", "")
+    plain = ChatTemplate("{{ messages[0].content }}")
+    assert plain.splitter("Hi").push("<think>why</think>so") == ("so", "why")
+    assert plain.splitter("Hi").push(answer) == (answer, "")
+
+
+def test_gemma4_ends_generation_by_its_texts_and_channels_stay_visible(golden_dir: Path) -> None:
+    """Ids of the real vocabulary: reference/gemma.md, sections 4.3 and 4.5."""
+    tokenizer = Tokenizer.from_metadata(read_gguf(golden_dir / "vocab" / "ggml-vocab-gemma-4.gguf").metadata)
+    assert tokenizer.end_of_generation == {1, 106, 50}
+    ids = tokenizer.encode("<|channel>thought\nwhy<channel|>so<turn|>", add_bos=False)
+    assert (ids[0], ids[-1], ids.count(101)) == (100, 106, 1)
+    assert tokenizer.decode(ids, skip_special=True) == "<|channel>thought\nwhy<channel|>so"
+
+
+def test_tokens_that_a_file_suppresses_are_known(golden_dir: Path) -> None:
+    values = dict(read_gguf(golden_dir / "trunks" / "gemma4-e.gguf").metadata)
+    key = "tokenizer.ggml.suppress_tokens"
+    assert Tokenizer.from_metadata(Metadata(values)).suppressed == frozenset()
+    values[key] = np.array([3, 299], np.int32)
+    assert Tokenizer.from_metadata(Metadata(values)).suppressed == {3, 299}
+    for wrong in (np.array([300], np.int32), np.array([-1], np.int32), np.array([1.0], np.float32)):
+        with pytest.raises(ModelFileError, match=r"suppress_tokens names tokens outside the vocabulary of 300"):
+            Tokenizer.from_metadata(Metadata(values | {key: wrong}))

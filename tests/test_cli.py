@@ -105,7 +105,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["generate", "-m", "MODEL", "-p", "x", "--temp", "-3"], "temperature"),
         (["generate", "-m", "MODEL", "-p", "x", "-c", "0"], "n_ctx"),
         (["generate", "-m", "MODEL", "-p", "x", "--device", "Abacus"], "Abacus"),
-        (["generate", "-m", "MODEL", "-p", "x", "--draft-model", "d.gguf"], "not implemented"),
+        (["generate", "-m", "MODEL", "-p", "x", "--draft-model", "absent.gguf"], "absent.gguf"),
         (
             ["generate", "-m", "MODEL", "-p", "x", "--spec-type", "ngram", "--draft-model", "d.gguf"],
             "no drafter weights",

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsgg.speculative import StepSample
 from tsgg.speculative import acceptance as acceptance_module
 from tsgg.speculative.acceptance import Acceptance, expected
 from tsgg.speculative.costs import FORGET, CostCurve, StepCosts
 
 
-def taught(samples: dict[int, float], times: int = 3, context: int = 0) -> CostCurve:
-    curve = CostCurve(1.0)
+def taught(samples: dict[int, float], times: int = 3, context: int = 0, hopeful: bool = False) -> CostCurve:
+    curve = CostCurve(hopeful)
     for _ in range(times):
         for size, seconds in samples.items():
             curve.add(size, seconds, context)
@@ -34,7 +35,12 @@ def test_measured_sizes_keep_the_steps_of_the_curve() -> None:
 
 def test_beyond_what_is_measured_the_line_through_all_of_it_goes_on() -> None:
     assert taught({1: 0.010, 3: 0.016}).at(5, 0) == pytest.approx(0.022)
-    assert taught({1: 0.010}).at(3, 0) == pytest.approx(0.030)  # one size alone: a step per row
+    hopeful = CostCurve(hopeful=True)
+    hopeful.add(1, 0.010, 0)
+    assert hopeful.at(3, 0) == pytest.approx(0.020) and taught({1: 0.010}).at(3, 0) == pytest.approx(0.010)
+    for _ in range(2):
+        hopeful.add(2, 0.019, 0)
+    assert hopeful.at(4, 0) == pytest.approx(0.029), "a second row that costs almost a step says nothing of the third"
 
 
 def test_the_first_sample_of_a_size_does_not_count_beside_the_second() -> None:
@@ -114,22 +120,29 @@ def test_every_size_has_a_price_and_single_prices_agree_with_lists(samples: dict
     assert prices == [curve.at(size, 0) for size in range(most + 1)]
 
 
-def test_a_row_costs_a_plain_step_at_most_until_it_is_measured() -> None:
-    costs = StepCosts()
-    for _ in range(3):
-        costs.add(False, 0, 0, 0.010, 0.0, 0)
-    costs.add(True, 2, 2, 0.500, 0.001, 0)
-    assert costs.verifies(2, 0)[2] == pytest.approx(0.030)
-    costs.add(True, 2, 2, 0.050, 0.001, 0)
-    assert costs.verifies(2, 0)[2] == pytest.approx(0.050)
+def step(window: int, drafted: int, forward: float, draft: float, bare: bool = True) -> StepSample:
+    return StepSample(0, window, drafted, 0, 1, 0, "", False, 0, 1, draft, forward, bare)
 
 
-def test_a_step_that_asked_in_vain_is_not_the_plain_baseline() -> None:
+def test_the_first_verify_of_all_is_taken_for_what_is_hoped_until_it_is_confirmed() -> None:
+    """It holds the making of its graph; were it believed, a second one would never come."""
     costs = StepCosts()
     for _ in range(3):
-        costs.add(False, 0, 0, 0.010, 0.0, 0)
-        costs.add(True, 0, 0, 0.013, 0.002, 0)
-    assert costs.plain(0) == pytest.approx(0.010)
+        costs.add(step(0, 0, 0.010, 0.0), 0, 0)
+    costs.add(step(2, 2, 0.500, 0.001), 2, 2)
+    assert costs.verifies(2, 0)[2] == pytest.approx(0.020)
+    assert costs.paid(2, 0.500, 0) == pytest.approx(0.030), "a row is charged a plain step at most until then"
+    costs.add(step(2, 2, 0.050, 0.001), 2, 2)
+    assert costs.verifies(2, 0)[2] == costs.paid(2, 0.500, 0) == pytest.approx(0.050)
+
+
+def test_a_step_that_asked_in_vain_is_the_plain_baseline_only_where_it_ran_the_same_graph() -> None:
+    costs, lookup = StepCosts(), StepCosts()
+    for _ in range(3):
+        costs.add(step(0, 0, 0.010, 0.0), 0, 0)
+        costs.add(step(1, 0, 0.013, 0.002, bare=False), 0, 0)
+        lookup.add(step(1, 0, 0.010, 0.0001), 0, 0)
+    assert costs.plain(0) == lookup.plain(0) == pytest.approx(0.010)
     assert costs.of_silence(0) == pytest.approx(0.013)
     assert costs.draft.at(0, 0) == pytest.approx(0.002)
 
@@ -139,37 +152,48 @@ def test_a_step_that_asked_in_vain_is_not_the_plain_baseline() -> None:
 verify = st.integers(1, 6).flatmap(lambda drafted: st.tuples(st.just(drafted), st.integers(0, drafted)))
 
 
-@given(st.lists(verify, min_size=1, max_size=30))
-def test_rates_are_conditional_on_what_was_judged(history: list[tuple[int, int]]) -> None:
-    """Against weights that are written out, verify by verify: a draft behind the first rejection appears nowhere."""
-    acceptance, trials = Acceptance(), list[tuple[int, int, bool]]()  # (verify, position, accepted)
-    behind, rejected = list[tuple[int, bool]](), False
-    for number, (drafted, accepted) in enumerate(history):
+look = st.booleans()
+
+
+@given(st.lists(st.one_of(verify, look), min_size=1, max_size=30))
+def test_rates_are_conditional_on_what_was_judged(history: list[tuple[int, int] | bool]) -> None:
+    """Against weights that are written out, draft by draft: one behind the first rejection appears nowhere."""
+    acceptance, streak, verifies = Acceptance(), 0, 0
+    places: dict[int, list[tuple[int, bool]]] = {i: [] for i in range(6)}  # (verify, right)
+    behind, first = list[bool](), {i: list[bool]() for i in range(acceptance_module.STREAKS)}
+    for event in history:
+        drafted, accepted = (1, int(event)) if isinstance(event, bool) else event
         judged = min(accepted + 1, drafted)
-        acceptance.judge(judged, accepted, ())
+        if isinstance(event, bool):
+            acceptance.foresee(event, None)
+        else:
+            acceptance.judge(judged, accepted, ())
+            verifies += 1
         for position in range(judged):
-            if position == 0 and rejected:
-                behind.append((number, accepted > 0))
-            else:
-                trials.append((number, position, position < accepted))
-        rejected = accepted == 0
+            right = position < accepted
+            if position == 0:
+                first[min(streak, acceptance_module.STREAKS - 1)].append(right)
+            if not isinstance(event, bool):
+                places[position].append((verifies, right))
+            if position > 0 or (streak and isinstance(event, bool)):
+                behind.append(right)
+            streak = streak + 1 if right else 0
 
-    def weight(number: int) -> float:
-        return (1 - 1 / acceptance_module.MEMORY) ** (len(history) - 1 - number)
+    def faded(rights: list[bool], memory: int) -> tuple[float, float]:
+        weights = [(1 - 1 / memory) ** (len(rights) - 1 - i) for i in range(len(rights))]
+        return sum(weights), sum(w for w, right in zip(weights, rights, strict=True) if right)
 
-    def share(chosen: list[tuple[int, int, bool]], prior: float, trust: float) -> float:
-        won = sum(weight(n) for n, _, accepted in chosen if accepted)
-        return (won + trust * prior) / (sum(weight(n) for n, _, _ in chosen) + trust)
-
-    pooled = share(trials, 0.5, 1.0)
-    rates = [share([t for t in trials if t[1] == i], pooled, acceptance_module.POOLED) for i in range(6)]
-    if rejected:
-        won = judged_behind = 0.0
-        for _, accepted_first in behind:
-            keep = 1 - 1 / acceptance_module.MEMORY_BEHIND_REJECTION
-            judged_behind, won = keep * judged_behind + 1, keep * won + accepted_first
-        rates[0] = (won + 0.5 * acceptance_module.EVEN_ODDS) / (judged_behind + acceptance_module.EVEN_ODDS)
-    assert acceptance.rates(6) == pytest.approx(rates)
+    judged_sum, right_sum = faded(behind, acceptance_module.MEMORY)
+    pooled = (right_sum + 2 * 2 / 3) / (judged_sum + 2)
+    expected_rates = []
+    for trials in places.values():
+        weights = [(1 - 1 / acceptance_module.MEMORY) ** (verifies - number) for number, _ in trials]
+        won = sum(w for w, (_, right) in zip(weights, trials, strict=True) if right)
+        expected_rates.append((won + acceptance_module.POOLED * pooled) / (sum(weights) + acceptance_module.POOLED))
+    place = min(streak, acceptance_module.STREAKS - 1)
+    judged_sum, right_sum = faded(first[place], acceptance_module.STREAK_MEMORY[place])
+    expected_rates[0] = (right_sum + 2 * (streak + 1) / (streak + 2)) / (judged_sum + 2)
+    assert acceptance.rates(6) == pytest.approx(expected_rates) and acceptance.streak == streak
 
 
 def test_a_claim_is_replaced_by_what_came_of_it() -> None:
@@ -194,7 +218,7 @@ def test_a_new_request_keeps_a_little_of_the_counts() -> None:
     for _ in range(20):
         acceptance.judge(1, 0, ())
         fresh.judge(1, 0, ())
-    assert not Acceptance().restarted().rejected and fresh.rates(3)[1] < acceptance.rates(3)[1]
+    assert fresh.rates(3)[1] < acceptance.rates(3)[1]
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=8))

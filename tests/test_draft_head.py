@@ -14,14 +14,17 @@ from tests.gguf_writer import write_gguf
 from tests.test_loop_on_models import COUNT, GREEDY, SEEDED, plain, prompt_of, speculate
 from tests.tiny_qwen35 import Reference, TinyQwen35, metadata, tensors, write_qwen35
 from tests.trunk_steps import GOLDEN, step
-from tsgg.draft_head import CANDIDATES, NextNHead, best_token
-from tsgg.errors import ModelFileError, UsageError
+from tsgg.candidates import CANDIDATES, best_token
+from tsgg.draft_head import NextNHead
+from tsgg.errors import ModelFileError, OutOfMemoryError, UsageError
 from tsgg.memory import Sequence as ModelSequence
 from tsgg.model import Model
+from tsgg.plan import fit
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.speculative import REGISTRY, Decline, SpeculationOptions, SpeculationStats, SpeculativeExecution
 from tsgg.speculative.draft_head import NO_ROW, DraftHeadSpeculator
 from tsgg.speculative.protocol import Batch, Draft, HeadRows, Speculator, Want
+from tsgg.weights import check, plan
 
 HEADS = sorted(path.stem for path in (GOLDEN / "heads").glob("qwen35*.npz"))
 WITH_HEAD = [*HEADS, *(path.stem for path in sorted((GOLDEN / "trunks").glob("qwen35-mtp-*.gguf")))]
@@ -243,6 +246,26 @@ def test_a_file_without_a_head_has_none(tmp_path: Path) -> None:
         options = SpeculationOptions(enabled=True, type="draft-head")
         refused = REGISTRY.create("draft-head", model, options, model.draft_head())
         assert isinstance(refused, Decline) and "carries no draft head" in refused.reason
+
+
+def test_the_memory_plan_counts_the_head_of_a_file_that_has_one(tmp_path: Path) -> None:
+    raw = {name: len(raw) for name, _, _, raw in tensors(SHAPE) if name.startswith("blk.4.")}
+    block = TinyQwen35(nextn=1, seed=1)
+    for shape, expected in ((block, sum(raw.values())), (TinyQwen35(nextn=2), None), (TinyQwen35(), None)):
+        with Model(write_qwen35(tmp_path / "m.gguf", shape), n_ctx=700, n_seq=2, n_threads=1) as model:
+            before = model.plan
+            placed = plan(check(model.file, model.arch.tensors()), model.device)
+            fitted = fit(model.arch, placed, before.free, 700, 2, "f16", "f16", model.file.tensors)
+            if expected is None:
+                assert fitted.head == 0 and "head" not in str(fitted)
+                continue
+            cache = head_of(model).nbytes  # no graph yet
+            assert fitted.head == expected + cache
+            parts = (fitted.mapped, fitted.copied, fitted.cache, fitted.scratch, fitted.snapshots, fitted.checkpoints)
+            assert fitted.needed == sum(parts) + fitted.head
+            assert f"head {fitted.head / 2**20:.1f}" in str(fitted)
+            with pytest.raises(OutOfMemoryError, match="head"):
+                fit(model.arch, placed, fitted.needed - 1, 700, 2, "f16", "f16", model.file.tensors)
 
 
 @pytest.mark.parametrize("missing", ["blk.4.nextn.eh_proj.weight", "blk.4.nextn.hnorm.weight", "blk.4.attn_q.weight"])

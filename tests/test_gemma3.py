@@ -1,4 +1,4 @@
-"""Gemma 3 against golden answers, a float64 forward written here, and itself: speculation changes nothing."""
+"""Gemma 3 against golden answers, a float64 forward written here, and itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsgg.memory import Sequence
 from tsgg.model import Model
 from tsgg.results import GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
-from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution
+from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution, WindowPolicy
 from tsgg.tokenizer import Tokenizer
 
 Array64 = NDArray[np.float64]
@@ -87,7 +87,8 @@ def test_gemma3_270m_reads_and_continues_texts_like_another_engine(real: Model, 
                 wrong.append(position)
     real.release(sequence)
     assert not wrong
-    # F16 against F32 caches move the mean of a prompt of 20 tokens by 1 % in either engine.
+    # The other engine itself spreads by 2.3 % (prose) and 1.4 % (facts) over cache type, flash attention and repacking: 17 and
+    # 20 tokens, and activations rounded to 8 bits. With the same weights as F32 both engines agree to 1e-4.
     assert nll / (n - 1) == pytest.approx(texts[name]["nll_per_token"], rel=0.01 if n > 100 else 0.02)
 
 
@@ -249,7 +250,7 @@ def test_a_key_out_of_range_is_named(key: str, value: object, message: str, tmp_
         Model(path, device="cpu")
 
 
-# -- speculation changes nothing ---------------------------------------------------------------------------------------
+# -- generations, with and without drafts (tests/test_gemma3_speculation.py) --------------------------------------------
 
 SAMPLED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -257,37 +258,23 @@ SAMPLED: dict[str, dict[str, Any]] = {
 }
 
 
-def generate(model: Model, held: Sequence, prompt: list[int], mode: str, how: str, **more: Any) -> GenerationResult:
+def generate(
+    model: Model,
+    held: Sequence,
+    prompt: list[int],
+    mode: str,
+    how: str,
+    policy: WindowPolicy | None = None,
+    **more: Any,
+) -> GenerationResult:
+    """Resumes what `held` has of the prompt. mode: "off" or a drafter; policy: of windows, by default all that is allowed."""
     options = SpeculationOptions.parse(mode)
-    speculator = REGISTRY.create("ngram", model, options) if options.enabled else None
+    speculator = REGISTRY.create(options.type, model, options) if options.enabled else None
     sampler = RowSampler(SamplingParams.parse(**SAMPLED[how], **more), model.vocab_size, prompt=prompt)
-    generation = Generation(model, SpeculativeExecution(model, speculator, options), held, sampler, prompt)
+    execution = SpeculativeExecution(model, speculator, options, policy)
+    generation = Generation(model, execution, held, sampler, prompt)
     assert len(list(generation)) == len(sampler.tokens)
     return generation.result()
-
-
-def assert_speculation_changes_nothing(model: Model, prompt: list[int], how: str, **more: Any) -> None:
-    """The second stream resumes the sequence of the first at the prompt's last token."""
-    sequence = model.new_sequence()
-    plain, drafted = (generate(model, sequence, prompt, mode, how, **more) for mode in ("off", "ngram"))
-    assert drafted.usage.cached_tokens == len(prompt) - 1
-    assert drafted.tokens == plain.tokens
-    assert 0 < drafted.speculation.accepted < drafted.speculation.drafted
-    model.release(sequence)
-
-
-@pytest.mark.parametrize("how", SAMPLED)
-def test_ngram_speculation_gives_the_plain_stream_past_the_window(golden_dir: Path, how: str) -> None:
-    """768 cells of ring are passed on the way. A bias makes the stream one of four tokens: there is something to draft."""
-    prompt = np.random.default_rng(8).integers(20, 300, 660).tolist()
-    bias = dict.fromkeys((31, 32, 33, 34), 3.0)
-    with Model(golden_dir / "trunks" / "gemma3.gguf", device="cpu", n_ctx=1024, n_threads=1) as model:
-        assert_speculation_changes_nothing(model, prompt, how, max_tokens=250, logit_bias=bias)
-
-
-@pytest.mark.parametrize("how", SAMPLED)
-def test_ngram_speculation_gives_the_plain_stream_of_gemma3_270m(real: Model, texts: Any, how: str) -> None:
-    assert_speculation_changes_nothing(real, texts["long-log"]["prompt"], how, max_tokens=48)
 
 
 def test_rows_of_a_verify_are_one_row_decodes_with_a_262k_vocabulary(real: Model) -> None:

@@ -16,15 +16,17 @@ from tests.numpy_gemma4 import Array, Assistant, Gemma4, read_tensors, stored
 from tests.test_gemma3 import SAMPLED
 from tests.trunk_steps import same_bits, step
 from tsgg.assistant import AssistantHead
+from tsgg.candidates import best_token
 from tsgg.errors import ModelFileError, TsggError, UnsupportedError, UsageError
 from tsgg.generation import Generation
-from tsgg.gguf import read_gguf
+from tsgg.gguf import GGML_TYPES, read_gguf
 from tsgg.memory import Sequence
 from tsgg.model import Model
 from tsgg.results import GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution
 from tsgg.speculative.protocol import Batch, HeadRows, Want
+from tsgg.windows import preferred_window
 
 NAMES = ("dense", "e")
 RING = 768  # cells of a window layer's slot
@@ -163,9 +165,11 @@ def test_only_the_last_row_matters_so_a_gap_does_not_exist(pair: Pair, sequence:
 # -- speculation changes nothing ---------------------------------------------------------------------------------------
 
 
-def generate(model: Model, head: AssistantHead | None, prompt: list[int], how: str) -> GenerationResult:
+def generate(
+    model: Model, head: AssistantHead | None, prompt: list[int], how: str, window: int | None = None
+) -> GenerationResult:
     bias = dict.fromkeys((31, 32, 33, 34), 6.0)  # a stream of four tokens, of which the head below guesses
-    options = SpeculationOptions.parse({"type": "draft-head", "pmin": 0.0} if head else "off")
+    options = SpeculationOptions.parse({"type": "draft-head", "pmin": 0.0, "draft": window} if head else "off")
     speculator = REGISTRY.create("draft-head", model, options, head) if head else None
     sampler = RowSampler(SamplingParams.parse(max_tokens=90, logit_bias=bias, **SAMPLED[how]), 300, prompt=prompt)
     sequence = model.new_sequence()
@@ -175,16 +179,43 @@ def generate(model: Model, head: AssistantHead | None, prompt: list[int], how: s
     return generation.result()
 
 
-@pytest.mark.parametrize("how", SAMPLED)
-def test_the_stream_is_the_plain_one_past_the_ring(pair: Pair, tmp_path: Path, how: str) -> None:
+@pytest.fixture
+def guessing(pair: Pair, tmp_path: Path) -> Path:
+    """A head that drafts the tokens that `generate` favours."""
     weights = read_tensors(pair.head_path)
     weights["token_embd.weight"][31:35] *= 20
-    path = write_gguf(tmp_path / "head.gguf", read_gguf(pair.head_path).metadata, stored(weights))
-    head, prompt = open_head(path, pair.model), random_tokens(720)
+    return write_gguf(tmp_path / "head.gguf", read_gguf(pair.head_path).metadata, stored(weights))
+
+
+@pytest.mark.parametrize("how", SAMPLED)
+def test_the_stream_is_the_plain_one_past_the_ring(pair: Pair, guessing: Path, how: str) -> None:
+    head, prompt = open_head(guessing, pair.model), random_tokens(720)
     plain, drafted = (generate(pair.model, given, prompt, how) for given in (None, head))
     assert drafted.tokens == plain.tokens
     assert 0 < drafted.speculation.accepted < drafted.speculation.drafted
     head.close()
+
+
+@pytest.mark.parametrize("how", SAMPLED)
+def test_a_draft_model_of_a_model_changes_no_stream_at_any_window(pair: Pair, guessing: Path, how: str) -> None:
+    """The drafter as the operator gives it: a path, opened by the model and freed with it."""
+    prompt = random_tokens(30)
+    with load(pair.target_path, n_ctx=256) as model:
+        head = model.draft_model(guessing)
+        assert model.draft_model(str(guessing)) is head  # one file, one head
+        plain = generate(model, None, prompt, how)
+        for window in (1, 2, 3, 4, 7, 8):
+            drafted = generate(model, head, prompt, how, window)
+            assert drafted.tokens == plain.tokens, window
+            assert 0 < drafted.speculation.accepted < drafted.speculation.drafted, window
+    with pytest.raises(UsageError, match="closed"):
+        model.draft_model(guessing)
+
+
+def test_a_draft_model_that_is_not_there_is_named(pair: Pair, tmp_path: Path) -> None:
+    for path in (tmp_path / "none.gguf", "nul\0.gguf"):
+        with pytest.raises(ModelFileError, match="cannot be read"):
+            pair.model.draft_model(path)
 
 
 # -- files that do not fit ---------------------------------------------------------------------------------------------
@@ -230,3 +261,79 @@ def test_another_vocabulary_a_missing_tensor_and_another_architecture_are_refuse
         open_head(write_gguf(tmp_path / "less.gguf", metadata, stored(weights)), pair.model)
     with pytest.raises(UnsupportedError, match="is a gemma4, expected a drafter"):
         open_head(pair.target_path, pair.model)
+
+
+def test_a_clustered_head_is_loaded_and_its_clusters_are_left_alone(pair: Pair, tmp_path: Path) -> None:
+    """Real E2B and E4B drafters carry them; the whole table in vocabulary order says all that they say."""
+    weights = read_tensors(pair.head_path)
+    clusters = {
+        "masked_embd_centroids.weight": np.zeros((16, 32), np.float32),
+        "masked_embd_ordering": np.zeros(300, np.float32),
+    }
+    path = write_gguf(tmp_path / "m.gguf", read_gguf(pair.head_path).metadata, stored(weights | clusters))
+    head, row = open_head(path, pair.model), np.random.default_rng(2).standard_normal(64).astype(np.float32)
+    assert head.weight_bytes == pair.head.weight_bytes
+    expected = [array.copy() for array in pair.head.run(0, 40, row, 1)]
+    assert all(same_bits(a, b) for a, b in zip(head.run(0, 40, row, 1), expected, strict=True))
+    head.close()
+
+
+@pytest.mark.parametrize(
+    ("older", "tensor"), [("gemma4_assistant", "mtp.pre_projection"), ("gemma4_mtp", "mtp_pre_proj")]
+)
+def test_an_older_dialect_is_refused_by_name(pair: Pair, tmp_path: Path, older: str, tensor: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {"general.architecture": older, f"{older}.block_count": 4})
+    with pytest.raises(
+        UnsupportedError, match=rf"is a {older}, an older dialect .* {tensor}.*convert the drafter again"
+    ):
+        pair.model.draft_model(path)
+
+
+# -- the window that a trunk prefers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "types", "wish", "expected"),
+    [
+        ("CUDA0", "Q4_0", None, 7),
+        ("CUDA0", "Q4_0", 3, 3),  # an architecture with a recurrent state
+        ("CUDA0", "BF16", None, None),
+        ("ROCm0", "BF16", None, 7),
+        ("Vulkan0", "IQ4_XS", None, 7),
+        ("Metal", "Q4_K", None, 7),
+        ("Metal", "IQ4_XS", None, 3),
+        ("MTL0", "IQ4_XS", 2, 2),
+        ("CPU", "IQ4_XS", None, None),
+        ("CPU", "Q8_0", 3, 3),
+    ],
+)
+def test_windows_end_where_the_kernels_for_few_rows_end(
+    device: str, types: str, wish: int | None, expected: int | None
+) -> None:
+    """reference/ggml.md, section 4. A type that holds a tenth of the bytes or less (here IQ3_S) changes nothing."""
+    kinds = {info.name.upper(): number for number, info in GGML_TYPES.items()}
+    assert preferred_window(wish, device, {kinds[types]: 95, kinds["IQ3_S"]: 5}) == expected
+
+
+def test_gemma4_on_the_cpu_leaves_the_window_to_what_its_rows_cost(pair: Pair) -> None:
+    assert pair.model.preferred_draft_window is None
+
+
+# -- confidence --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab", [1, 9, 10, 63, 64, 300, 640, 704, 5003])
+@pytest.mark.parametrize("kind", ["spread", "sorted", "equal", "few levels", "masked"])
+def test_the_confidence_is_the_probability_among_the_ten_best(vocab: int, kind: str) -> None:
+    rng = np.random.default_rng(vocab)
+    row = {
+        "spread": rng.standard_normal(vocab) * 3,
+        "sorted": np.linspace(-4, 4, vocab),
+        "equal": np.zeros(vocab),
+        "few levels": rng.integers(0, 3, vocab),
+        "masked": np.where(np.arange(vocab) == vocab // 2, 1.0, -np.inf),
+    }[kind].astype(np.float32)
+    best = np.sort(row)[::-1][:10].astype(np.float64)
+    token, confidence = best_token(row)
+    assert token == int(np.flatnonzero(row == row.max())[0])
+    assert confidence == pytest.approx(1 / np.exp(best - best[0]).sum(), rel=1e-6)

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import regret
+from benchmarks import simulation
 from tests.scripted import ScriptedDrafter, ScriptedTrunk, mixed, plain_stream, right, wrong
 from tests.scripted_loop import LIMIT, PROMPT, begin, finish, options
 from tsgg.speculative import Draft, DraftContext, SpeculativeExecution, StepSample, WindowContext
 from tsgg.speculative.governor import (
+    LOOKING,
     MEASURING,
     MOST_KINDS,
     MOST_REQUESTS,
@@ -25,7 +26,7 @@ from tsgg.speculative.governor import (
 from tsgg.speculative.journal import RUNS
 
 PLAIN = 0.010  # seconds of a plain step
-Taken = tuple[int, int, int, float]  # length, window, accepted, seconds
+Taken = tuple[int, int, int, float]  # length, tokens verified, accepted, seconds
 
 
 def steep(slope: float) -> Callable[[int], float]:
@@ -39,34 +40,51 @@ SLOPE = steep(0.3)
 class Play:
     """One governor, one request after the other; drafts are as long as the window unless `drafts` says otherwise."""
 
-    def __init__(self, seconds: Callable[[int], float] = SLOPE, draft_seconds: float = 0.0, ceiling: int = 8) -> None:
-        self.governor = CostGovernor()
+    def __init__(
+        self, seconds: Callable[[int], float] = SLOPE, draft_seconds: float = 0.0, ceiling: int = 8, bare: bool = True
+    ) -> None:
+        self.governor, self.bare = CostGovernor(), bare
         self.seconds, self.draft_seconds, self.ceiling = seconds, draft_seconds, ceiling
         self.key, self.length = 0, 100
 
     def request(self) -> None:
         self.key, self.length = self.key + 1, 100
 
-    def step(self, accepts: Callable[[int], int], drafts: Callable[[int], int] = lambda window: window) -> Taken:
+    def step(
+        self,
+        accepts: Callable[[int], int],
+        drafts: Callable[[int], int] = lambda window: window,
+        foreseen: bool | None = None,
+    ) -> Taken:
         context = WindowContext(self.key, self.ceiling, self.length, 1)
         window = self.governor.choose(context)
         assert 0 <= window <= self.ceiling
-        drafted = drafts(window) if window else 0
+        drafted = proposed = drafts(window) if window else 0
         if drafted:
             drafted = self.governor.keep(dataclasses.replace(context, ceiling=window), Draft((0,) * drafted))
+        looked = proposed and not drafted
+        foreseen = None if not looked else accepts(1) > 0 if foreseen is None else foreseen
         accepted, asked = min(accepts(drafted), drafted), self.draft_seconds if window else 0.0
         seconds = self.seconds(drafted + 1)
-        self.record(window, drafted, accepted, seconds, asked)
+        self.record(window, drafted, accepted, seconds, asked, foreseen=foreseen)
         self.length += accepted + 1
-        return self.length - accepted - 1, window, accepted, seconds + asked
+        return self.length - accepted - 1, drafted, accepted, seconds + asked
 
     def record(
-        self, window: int, drafted: int, accepted: int, seconds: float, asked: float, stop: bool = False
+        self,
+        window: int,
+        drafted: int,
+        accepted: int,
+        seconds: float,
+        asked: float,
+        stop: bool = False,
+        foreseen: bool | None = None,
     ) -> None:
         self.governor.record(
             StepSample(
                 key=self.key, window=window, drafted=drafted, accepted=accepted, emitted=accepted + 1, discarded=0,
                 silence="", finished=stop, length=self.length, sequences=1, draft_seconds=asked, forward_seconds=seconds,
+                foreseen=foreseen, bare=self.bare,
             )
         )  # fmt: skip
 
@@ -112,21 +130,39 @@ def worst_stretch(steps: list[Taken], tokens: int = 64) -> float:
 # -- which window ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_drafts_nothing_before_two_plain_steps_are_measured() -> None:
+def test_it_asks_for_nothing_before_two_plain_steps_are_measured() -> None:
     play = Play()
-    assert [play.step(all_of)[1] for _ in range(3)] == [0, 0, 1]
+    play.tokens(3, all_of)
+    assert play.governor.report().windows == ((0, 2), (1, 1))
     assert CostGovernor().report().idle == MEASURING
 
 
 def test_growth_is_by_one_draft_per_success() -> None:
     play = Play(steep(0.1))
-    assert [play.step(all_of)[1] for _ in range(10)] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert [play.step(all_of)[1] for _ in range(11)] == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8], "the third step looks"
 
 
-def test_after_a_failure_probes_begin_at_one_again() -> None:
-    play = Play(steep(0.6))
-    windows = [play.step(all_of if i < 5 else none_of)[1] for i in range(7)]
-    assert max(windows[2:6]) > 1 and windows[6] == 1
+def test_a_bump_of_the_curve_does_not_hide_what_lies_behind_it() -> None:
+    """A second row costs almost a plain step, the six behind it hardly anything."""
+    play = Play(lambda rows: PLAIN * (1.0 if rows == 1 else 1.9 if rows == 2 else 3.4 if rows <= 4 else 3.5))
+    play.tokens(400, all_of)
+    assert [play.step(all_of)[1] for _ in range(4)] == [8] * 4
+
+
+def test_after_a_rejection_it_verifies_nothing_until_a_look_was_right() -> None:
+    play = Play(steep(0.45))
+    play.tokens(300, all_of)
+    assert play.step(none_of)[1] == 8
+    assert [play.step(none_of)[1] for _ in range(5)] == [0] * 5
+    assert play.step(all_of)[1] == 0 and play.step(all_of)[1] > 4
+
+
+def test_looks_that_led_to_rejections_are_believed_less_each_time() -> None:
+    """Right where it is looked at and wrong where it is verified: no drafter is, but one that was would cost little."""
+    play = Play(steep(0.3))
+    play.tokens(300, all_of)
+    steps = [play.step(none_of, foreseen=True) for _ in range(300)]
+    assert sum(drafted > 0 for _, drafted, *_ in steps) <= 10
 
 
 @pytest.mark.parametrize(
@@ -142,7 +178,7 @@ def test_after_a_failure_probes_begin_at_one_again() -> None:
 )
 def test_the_window_is_about_as_good_as_the_best_one(curve: dict[int, float], share: float) -> None:
     """Tokens per second of the windows that it settles on, by the formula of a geometric run of acceptances."""
-    times = regret.curve({rows: float(ms) for rows, ms in curve.items()})
+    times = simulation.curve({rows: float(ms) for rows, ms in curve.items()})
     rate = [(1 - share ** (w + 1)) / (1 - share) / times[w + 1] for w in range(17)]
     play = Play(lambda rows: times[rows] / 1e3, ceiling=16)
     accepts = coin(share, seed=3)
@@ -171,6 +207,14 @@ def test_one_stall_does_not_change_the_choice() -> None:
     play.record(8, 8, 8, 50 * PLAIN, 0.0)
     assert play.step(all_of)[1] == 8
     play.record(0, 0, 0, 50 * PLAIN, 0.0)
+    assert play.step(all_of)[1] == 8
+
+
+def test_a_price_from_a_busy_moment_is_measured_again_where_drafts_are_right() -> None:
+    play = Play(lambda rows: PLAIN * (1.0 if rows == 1 else 5.0))
+    play.tokens(40, all_of)
+    play.seconds = steep(0.1)
+    play.tokens(300, all_of)
     assert play.step(all_of)[1] == 8
 
 
@@ -211,14 +255,14 @@ def test_short_requests_do_not_lose_more() -> None:
     assert worst_stretch(steps) <= 3.0 + 1e-6
 
 
-@pytest.mark.parametrize("slope", [0.05, 0.1, 0.2, 0.3])
-def test_a_text_that_turns_costs_two_verifies_and_what_a_losing_drafter_may(slope: float) -> None:
+@pytest.mark.parametrize("slope", [0.05, 0.1, 0.2, 0.3, 0.45])
+def test_a_text_that_turns_costs_one_verify_and_what_a_losing_drafter_may(slope: float) -> None:
     play = Play(steep(slope))
     play.tokens(300, all_of)
     play.tokens(20, all_of)
     steps = play.tokens(64, none_of)
-    assert lost(steps) <= max(1.5, 2.25 * 8 * slope) + 1.5 + 1e-6
-    assert sum(window > 1 for _, window, *_ in steps) <= 6
+    assert lost(steps) <= max(3.0, 8 * slope) + 1e-6
+    assert slope < 0.3 or sum(drafted > 1 for _, drafted, *_ in steps) == 1
 
 
 def test_a_win_that_ends_shrinks_within_a_few_steps() -> None:
@@ -227,11 +271,15 @@ def test_a_win_that_ends_shrinks_within_a_few_steps() -> None:
     assert [play.step(none_of)[1] for _ in range(4)][-1] <= 1
 
 
-def test_losing_probes_come_ever_more_rarely() -> None:
-    probed = [length for length, window, *_ in Play(steep(0.2)).tokens(700, none_of) if window]
-    gaps = [b - a for a, b in pairwise(probed)]
+def test_looks_at_a_dear_drafter_come_ever_more_rarely() -> None:
+    play = Play(steep(0.2), draft_seconds=0.1 * PLAIN)
+    looked = [length for length, _, _, seconds in play.tokens(700, none_of) if seconds > PLAIN]
+    gaps = [b - a for a, b in pairwise(looked)]
     assert gaps == sorted(gaps) and 120 < gaps[-1] <= 129
-    assert all(window == 1 for _, window, *_ in Play(steep(0.2)).tokens(700, none_of) if window)
+
+
+def test_a_drafter_that_fails_its_looks_is_not_verified() -> None:
+    assert not any(drafted for _, drafted, *_ in Play(steep(0.2)).tokens(700, none_of))
 
 
 def test_a_text_that_turns_good_is_noticed() -> None:
@@ -243,15 +291,21 @@ def test_a_text_that_turns_good_is_noticed() -> None:
 
 def test_a_lookup_that_finds_nothing_goes_on_asking() -> None:
     play = Play(steep(0.5), draft_seconds=0.001 * PLAIN)
-    steps = play.tokens(600, none_of, none_of)
-    assert sum(window > 0 for _, window, *_ in steps) > 0.97 * len(steps)
+    play.tokens(600, none_of, none_of)
+    assert play.governor.report().asked_steps > 0.97 * 600
 
 
 def test_a_head_that_runs_and_proposes_nothing_is_stood_down() -> None:
     play = Play(steep(0.2), draft_seconds=0.5 * PLAIN)
     steps = play.tokens(600, none_of, none_of)
-    assert lost(steps) < 0.012 * 600
-    assert sum(window > 0 for _, window, *_ in steps) < 0.1 * len(steps)
+    assert lost(steps) < 0.012 * 600 and play.governor.report().asked_steps < 0.1 * 600
+
+
+def test_a_drafter_that_wants_rows_of_every_step_has_a_plain_baseline_too() -> None:
+    """Steps that ask for nothing count as plain, though the trunk hands out hidden rows in them."""
+    play = Play(steep(0.1), bare=False)
+    play.tokens(300, all_of)
+    assert play.step(all_of)[1] == 8
 
 
 def test_the_drafters_own_time_is_part_of_the_price() -> None:
@@ -279,6 +333,7 @@ def confident(governor: CostGovernor, steps: int, text: Callable[[int], tuple[fl
         window = governor.choose(context)
         draft = Draft((0,) * window, (confidence,) * window)
         drafted = governor.keep(context, draft) if window else 0
+        foreseen = good if window and not drafted else None
         accepted = drafted if good else 0
         if window:
             kept.append((confidence, drafted))
@@ -286,6 +341,7 @@ def confident(governor: CostGovernor, steps: int, text: Callable[[int], tuple[fl
             StepSample(
                 key=0, window=window, drafted=drafted, accepted=accepted, emitted=accepted + 1, discarded=0, silence="",
                 finished=False, length=length, sequences=1, draft_seconds=0.0, forward_seconds=steep(0.4)(drafted + 1),
+                foreseen=foreseen,
             )
         )  # fmt: skip
         length += accepted + 1
@@ -319,11 +375,11 @@ def test_a_new_request_knows_the_costs_but_grows_anew() -> None:
     assert play.tokens(60, all_of)[-1][1] >= 6
 
 
-def test_a_park_is_not_handed_on_to_the_next_request() -> None:
-    play = Play(steep(0.2))
+def test_a_wait_is_not_handed_on_to_the_next_request() -> None:
+    play = Play(steep(0.2), draft_seconds=0.1 * PLAIN)
     play.tokens(600, none_of)
     play.request()
-    assert any(window for _, window, *_ in play.tokens(32, none_of))
+    assert any(seconds > PLAIN for *_, seconds in play.tokens(8, none_of))
 
 
 def test_requests_side_by_side_keep_their_own_counts() -> None:
@@ -331,13 +387,15 @@ def test_requests_side_by_side_keep_their_own_counts() -> None:
     lengths = {0: 10, 1: 10}
     for _ in range(150):
         for key in (0, 1):
-            window = governor.choose(WindowContext(key, 8, lengths[key], 2))
+            context = WindowContext(key, 8, lengths[key], 2)
+            asked = governor.choose(context)
+            window = governor.keep(dataclasses.replace(context, ceiling=asked), Draft((0,) * asked)) if asked else 0
             accepted = window if key == 0 else 0
             governor.record(
                 StepSample(
-                    key=key, window=window, drafted=window, accepted=accepted, emitted=accepted + 1, discarded=0,
+                    key=key, window=asked, drafted=window, accepted=accepted, emitted=accepted + 1, discarded=0,
                     silence="", finished=False, length=lengths[key], sequences=2, draft_seconds=0.0,
-                    forward_seconds=steep(0.3)(window + 1),
+                    forward_seconds=steep(0.3)(window + 1), foreseen=key == 0 if asked and not window else None,
                 )
             )  # fmt: skip
             lengths[key] += accepted + 1
@@ -362,10 +420,10 @@ def test_the_report_tells_costs_windows_and_gains() -> None:
     steps = play.tokens(400, all_of)
     report = play.governor.report()
     assert sum(count for _, count in report.windows) == len(steps) == report.plain_steps + report.asked_steps
-    assert report.windows[:4] == ((0, 2), (1, 1), (2, 1), (3, 1))
+    assert report.windows[:4] == ((0, 2), (1, 2), (2, 1), (3, 1))
     assert report.plain_ms == pytest.approx(1e3 * PLAIN)
     assert dict(report.forward_ms)[9] == pytest.approx(1e3 * steep(0.1)(9))
-    asked = [step for step in steps if step[1]]
+    asked = [step for i, step in enumerate(steps) if step[1] or i == 2]  # the third step looks
     assert report.speculative_ms == pytest.approx(
         1e3 * sum(seconds for *_, seconds in asked) / sum(accepted + 1 for _, _, accepted, _ in asked)
     )
@@ -378,7 +436,7 @@ def test_the_report_says_why_nothing_is_drafted() -> None:
     assert play.governor.report().idle
     play.tokens(100, none_of)
     report = play.governor.report()
-    assert report.idle and report.verifies == report.probes > 0 and report.purse < 1.5
+    assert report.idle == LOOKING and report.looks == report.asked_steps > 90 and report.verifies == 0
 
 
 # -- whatever is reported ----------------------------------------------------------------------------------------------------
@@ -429,26 +487,31 @@ class Sure(ScriptedDrafter):
 @pytest.mark.parametrize("guess", [right, wrong, mixed])
 @pytest.mark.parametrize("drafter", [ScriptedDrafter, Sure])
 def test_the_stream_is_the_plain_one_whatever_it_chooses(guess: Callable[..., list[int]], drafter: type) -> None:
-    trunk, clock = ScriptedTrunk(), [0.0]
+    trunk = ScriptedTrunk()
 
-    def tick() -> float:  # a forward takes as long as the rows that it had
-        clock[0] += 0.001 * (1 + 0.2 * trunk.forwards[-1][1]) if trunk.forwards else 0.0
-        return clock[0]
+    def clock() -> float:  # a forward takes as long as the rows that it had, and nothing else takes any time
+        return sum(0.001 * (1 + 0.2 * forward[1]) for forward in trunk.forwards)
 
     governor = CostGovernor()
-    execution = SpeculativeExecution(trunk, drafter(guess), options(8), governor, tick)
+    execution = SpeculativeExecution(trunk, drafter(guess), options(8), governor, clock)
     request, _, sampler = begin(execution, PROMPT, LIMIT)
     steps = finish(execution, request)
     assert sampler.tokens == plain_stream(PROMPT, LIMIT)
     report, samples = governor.report(), [step.sample for step in steps if step.sample is not None]
     assert sum(n for _, n in report.windows) == len(samples)
-    assert report.verifies == sum(sample.drafted > 0 for sample in samples) > 0
+    assert report.verifies == sum(sample.drafted > 0 for sample in samples)
+    assert report.verifies > 0 or guess is wrong
 
 
-@pytest.mark.parametrize("machine", list(regret.MACHINES))
-@pytest.mark.parametrize("kind", list(regret.TEXTS))
+@pytest.mark.parametrize("machine", list(simulation.MACHINES))
+@pytest.mark.parametrize("kind", list(simulation.TEXTS))
 def test_regret_against_the_best_fixed_window_is_small(machine: str, kind: str) -> None:
-    """Same seeds as the benchmark, fewer of them; there it is at most 3 % (`python -m benchmarks regret --simulate`)."""
-    row = regret.regret(machine, kind, "blind", seeds=10)
-    assert row["regret"] < 0.05 and row["regret_first"] < 0.08
+    """Fewer texts than the benchmark has (`python -m benchmarks regret --simulate`)."""
+    row = simulation.regret(machine, kind, "blind", seeds=10)
+    assert row["regret"] < 0.04 and row["regret_first"] < 0.08
     assert row["governor_over_plain"] > 0.985
+
+
+@pytest.mark.parametrize("machine", list(simulation.MACHINES))
+def test_a_text_that_turns_costs_few_plain_steps_on_every_machine(machine: str) -> None:
+    assert simulation.loss_of_a_change(machine, seeds=10) <= 3.6

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.golden import USUAL_DEVIATION, check_trunk, load_answers
+from benchmarks.golden import check_trunk, load_answers
 from tests.gguf_writer import Tensor, write_gguf
 from tests.test_exact_rows import check_rows
 from tests.tiny_qwen35 import Reference, TinyQwen35, metadata, tensors, write_qwen35
@@ -44,9 +44,10 @@ def test_every_golden_logit_is_met_with_an_f32_cache(name: str) -> None:
     """The prompt at once, row by row, two sequences alike and staggered, a verify and what follows its rollback."""
     path = GOLDEN / "trunks" / f"{name}.gguf"
     check = check_trunk(path, "f32", n_threads=1)
-    allowed = 1e-4 * max(1.0, float(load_answers(path)["prompt_logits"].std()) / USUAL_DEVIATION)
+    deviation = float(load_answers(path)["prompt_logits"].std())  # what errors are counted in
+    allowed = 1e-4 * max(1.0, deviation / 8)
     assert {"prompt", "draft", "rollback", "two alike", "staggered", "row by row"} <= set(check.errors)
-    assert all(worst < allowed for _, worst in check.errors.values()), str(check)
+    assert all(worst * deviation < allowed for _, worst in check.errors.values()), str(check)
     assert check.passed and check.agreed > 0
 
 

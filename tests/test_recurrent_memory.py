@@ -201,10 +201,17 @@ class Log:
         self.log += [([token], PLAIN) for token in tokens]
 
     def truncate(self, length: int) -> None:
-        now = self.sequence.length
-        assert self.sequence.truncate(length) == (now if length >= now else 0)
-        if not self.sequence.length:
-            self.log.clear()
+        now, reached = self.sequence.length, self.sequence.truncate(length)
+        if length >= now:
+            assert reached == now
+            return
+        assert reached <= length
+        kept: list[tuple[list[int], Want]] = []
+        while sum(len(tokens) for tokens, _ in kept) < reached:
+            kept.append(self.log[len(kept)])
+        assert sum(len(tokens) for tokens, _ in kept) == reached, "only the end of something forwarded can be reached"
+        assert not kept or len(kept[-1][0]) > 1, "and that a chunk's"
+        self.log = kept
 
     def check(self) -> None:
         """Against a replay in another slot: tokens, cells, states, and the row that follows."""
@@ -351,7 +358,7 @@ def test_scratch_is_as_large_as_the_largest_verify_and_no_chunk_enlarges_it(mode
     for rows, largest in ((1, 1), (4, 4), (2, 4), (9, 9), (4, 9)):
         step(model, sequence, draw(random.Random(rows), rows))
         assert arena.scratch_nbytes == pytest.approx(verify_bytes(layers, 1, largest), abs=4096)
-        assert model.memory.nbytes == kv + 3 * STATE + arena.scratch_nbytes
+        assert model.memory.nbytes == kv + 3 * STATE + arena.scratch_nbytes + arena.checkpoints.nbytes
     step(model, sequence, draw(random.Random(2), 70))
     assert arena.scratch_nbytes == pytest.approx(verify_bytes(layers, 1, 9), abs=4096)
     assert model.arch.preferred_draft_window == 3 and model.plan.snapshots == verify_bytes(layers, 1, 4)

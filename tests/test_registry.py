@@ -213,7 +213,7 @@ def test_the_environment_is_read_from_the_mapping_that_is_passed_in() -> None:
     assert read({"TS_SPEC": "1"}) == read({"TS_SPEC": "on"}) == ON
     assert read({"TS_SPEC_TYPE": "ngram"}) == SpeculationOptions(True, "ngram")
     assert read({"TS_SPEC_TYPE": "ngram", "TS_SPEC": "0"}) == SpeculationOptions(False, "ngram")
-    assert read({"TS_SPEC_ADAPTIVE": "0"}) == SpeculationOptions()
+    assert read({"TS_SPEC_ADAPTIVE": "0"}) == SpeculationOptions(adaptive=False)
     everything = {"TS_SPEC": "1", "TS_SPEC_DRAFT": "4", "TS_SPEC_PMIN": "0.5", "TS_SPEC_DRAFT_MODEL": "d.gguf"}
     assert read(everything) == SpeculationOptions(True, "auto", 4, 0.5, "d.gguf")
 

@@ -147,9 +147,9 @@ class History(RuleBasedStateMachine):
         if not reached:
             self.ring.clear()
 
-    @initialize(chunks=st.sampled_from(((512, 512, 300), (130, 512, 120), (512, 240), (3,))))
+    @initialize(chunks=st.sampled_from(((2,), (4,), (6,), (16,), (512, 240), (130, 512, 120), (512, 512, 300))))
     def prompt(self, chunks: tuple[int, ...]) -> None:
-        """Past the wrap of the ring, at it, before it."""
+        """0.5, 1, 1.5 and 4 windows; before the wrap of the ring, at it, past it."""
         for rows in chunks:
             self.prefill_chunk(rows)
 
@@ -195,15 +195,15 @@ class History(RuleBasedStateMachine):
             self.forward(chunk, len(chunk), decoded=False)
 
     def teardown(self) -> None:
-        """The memory, and the next row, against the replay in another slot."""
+        """The memory, and the next rows, against the replay in another slot."""
         try:
             for tokens, held in self.log:
                 step(self.model, self.scratch, tokens, held, want=UNSEEN)
             assert self.sequence.tokens == self.scratch.tokens
             assert not differing_cells(self.model, self.sequence, self.scratch)
-            if self.sequence.left:
-                token = self.draw(1)
-                assert same_bits(*(step(self.model, s, token, 0) for s in (self.sequence, self.scratch)))
+            following = self.draw(min(AFTER, self.sequence.left))
+            for token in following:
+                assert same_bits(*(step(self.model, s, [token]) for s in (self.sequence, self.scratch)))
         finally:
             self.model.release(self.sequence)
             self.model.release(self.scratch)

@@ -13,7 +13,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tsgg.draft_head import MAX_PROGRAMS, UNSURE, best_token
+from tsgg.candidates import best_token
+from tsgg.draft_head import MAX_PROGRAMS, UNSURE
 from tsgg.errors import UnsupportedError, UsageError
 from tsgg.forward import Key, StepProgram
 from tsgg.ggml.buffers import Tensor
@@ -25,7 +26,7 @@ from tsgg.memory import Memory, Sequence
 from tsgg.memory.kv import KVInputs, KVStep
 from tsgg.memory.memory import MemoryStep, StepInputs
 from tsgg.models.base import Architecture
-from tsgg.models.gemma4_assistant import TARGET_TABLE, Gemma4Assistant
+from tsgg.models.gemma4_assistant import OLDER_DIALECTS, TARGET_TABLE, Gemma4Assistant
 from tsgg.speculative.protocol import Draft, HeadRows, Want
 from tsgg.weights import ModelWeights, check, plan
 
@@ -53,6 +54,11 @@ class AssistantHead:
         fields that disagree, `ModelFileError`, `OutOfMemoryError`.
         """
         name = file.paths[0].name
+        if (tensor := OLDER_DIALECTS.get(file.architecture)) is not None:
+            raise UnsupportedError(
+                f"{name} is a {file.architecture}, an older dialect of {Gemma4Assistant.name} (with tensors such as {tensor}): "
+                "convert the drafter again with a current converter"
+            )
         if file.architecture != Gemma4Assistant.name:
             raise UnsupportedError(
                 f"{name} is a {file.architecture}, expected a drafter of the architecture {Gemma4Assistant.name}"
@@ -62,7 +68,9 @@ class AssistantHead:
             raise UsageError(
                 f"{name} drafts for another model: {'; '.join(wrong)}. Give the drafter of this very model"
             )
-        own = ModelWeights(file, plan(check(file, self.head.tensors()), device), device)
+        found = check(file, self.head.tensors())
+        self.weight_bytes = sum(info.nbytes for info, _ in found)
+        own = ModelWeights(file, plan(found, device), device)
         self._weights = _Weights(own, weights)
         self._memory = _Lent(memory, self.head.donors(target))
         self._backends = backends

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tsgg.candidates import best_token
 from tsgg.errors import ModelFileError, UsageError
 from tsgg.forward import Key, StepProgram
 from tsgg.ggml.buffers import Tensor
@@ -27,7 +28,6 @@ from tsgg.speculative.protocol import Draft, HeadRows, Want
 from tsgg.weights import ModelWeights, check, plan
 
 MAX_PROGRAMS = 32  # graphs that stay: a window's row counts, for a few sequences
-CANDIDATES = 10  # best tokens that a draft's confidence is counted among
 UNSURE = "below the confidence gate"
 NO_ROOM = "no room for a draft"
 
@@ -171,14 +171,6 @@ class NextNHead:
                 hidden = np.concatenate([np.zeros_like(hidden[:1]), hidden])
             track = self._tracks[sequence.slot] = _Track(sequence, position, position)
         return track, tokens, hidden, position
-
-
-def best_token(logits: NDArray[np.float32]) -> tuple[int, float]:
-    """The first best token, and its probability among the CANDIDATES best."""
-    token = int(np.argmax(logits))
-    count = min(CANDIDATES, len(logits))
-    best = np.partition(logits, -count)[-count:] - logits[token]
-    return token, float(1.0 / np.exp(best, dtype=np.float64).sum())
 
 
 class _Program(StepProgram):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from tsgg.models.base import Architecture
 from tsgg.settings import settings
 from tsgg.speculative.protocol import Batch, Want
 from tsgg.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from tsgg.profile import Profile
 
 PAIRED_TYPES = (F32, F16, BF16, lib.GGML_TYPE_IQ4_NL)  # sgemm computes two or more rows, another kernel computes one
 
@@ -148,6 +151,11 @@ class StepProgram:
 
     def run(self, tokens: list[list[int]], first: list[int]) -> None:
         """Rewrites every input and replays. tokens [B, T]; `first` is the position of each sequence's first row."""
+        self.fill(tokens, first)
+        self.graph.replay()
+
+    def fill(self, tokens: list[list[int]], first: list[int]) -> None:
+        """Rewrites every input."""
         self._first[:] = first
         if self._tokens is not None:
             self._tokens[:] = tokens
@@ -156,7 +164,6 @@ class StepProgram:
         lib.tsgg_fill_positions(self._positions, self.key.rows, self.key.sequences, self._first_pointer)
         for arena in self._memory:
             arena.fill(self._first_pointer)
-        self.graph.replay()
 
     def read(self, name: str) -> NDArray[np.float32]:
         """An output as [rows, columns]: a view where the host sees it, else a copy. Raises `UsageError`."""
@@ -179,12 +186,11 @@ def _row(table: NDArray[np.float32], index: int) -> NDArray[np.float32]:
     return row
 
 
-def _capped(row: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
-    """cap * tanh(row / cap), in a copy. Here and not in the graph: ggml's tanh takes 25 times as long for a row of 262k."""
-    result: NDArray[np.float32] = row * np.float32(1 / cap)
-    np.tanh(result, out=result)
-    result *= np.float32(cap)
-    return result
+def _cap(row: NDArray[np.float32], cap: float) -> None:
+    """cap * tanh(row / cap), in place. Here and not in the graph: ggml's tanh takes 25 times as long for a row of 262k."""
+    row *= np.float32(1 / cap)
+    np.tanh(row, out=row)
+    row *= np.float32(cap)
 
 
 class StepRows:
@@ -196,6 +202,9 @@ class StepRows:
     def __init__(self, forward: Forward, program: StepProgram) -> None:
         self._forward, self._program, self._ticket = forward, program, forward.ticket
         self._read: dict[str, NDArray[np.float32]] = {}
+        self._capped: set[int] = (
+            set()
+        )  # rows of logits that are behind the soft cap: a copy of 1 MB would fault in every time
 
     def logits(self, sequence: int, row: int) -> NDArray[np.float32]:
         """[vocab] F32. `row` counts from the sequence's first row; with logits="last" only the last row is there."""
@@ -207,8 +216,11 @@ class StepRows:
             index = sequence
         else:
             index = sequence * key.rows + row % key.rows
-        cap = self._forward.arch.softcap
-        return _capped(_row(table, index), cap) if cap else _row(table, index)
+        found = _row(table, index)
+        if (cap := self._forward.arch.softcap) and index not in self._capped:
+            _cap(found, cap)
+            self._capped.add(index)
+        return found
 
     def hidden(self, sequence: int) -> NDArray[np.float32]:
         """[rows, embedding] F32 after the final norm: all rows, or one with hidden="last"."""
@@ -240,6 +252,7 @@ class Forward:
         self.arch, self.weights, self.memory, self.backends, self.vocab = arch, weights, memory, backends, vocab
         self.ticket = 0
         self.closed = False
+        self.profile: Profile | None = None  # times the forwards while it is there
         self._programs: OrderedDict[Key, StepProgram] = OrderedDict()
         memory.use(backends[0])
 
@@ -254,16 +267,23 @@ class Forward:
         rows = np.asarray(batch.tokens).tolist()
         program = self._program(self._check(batch.want, sequences, rows))
         self.ticket += 1
-        program.run(rows, [sequence.length for sequence in sequences])
+        first = [sequence.length for sequence in sequences]
+        if self.profile is None:
+            program.run(rows, first)
+            handed_out = StepRows(self, program)
+        else:
+            handed_out = self.profile.run(program, rows, first)
         for sequence, row in zip(sequences, rows, strict=True):
             sequence.wrote(row)
-        return StepRows(self, program)
+        return handed_out
 
     def graph_bytes(self) -> int:
         return sum(program.graph.nbytes for program in self._programs.values())
 
     def close(self) -> None:
         self.closed = True
+        if self.profile is not None:
+            self.profile.close()
         self._drop_programs()
 
     def _check(self, want: Want, sequences: tuple[Sequence, ...], tokens: list[list[int]]) -> Key:

@@ -14,10 +14,9 @@ import numpy as np
 from tsgg.errors import ContextFullError, UsageError
 from tsgg.memory.sequence import Sequence
 from tsgg.model import Model
-from tsgg.plan import PREFILL_ROWS
 from tsgg.results import Chunk, GenerationResult, Timings, Usage
 from tsgg.sampling import RowSampler
-from tsgg.speculative import Batch, SpeculativeExecution, Want
+from tsgg.speculative import Batch, CostGovernor, SpeculativeExecution, Want
 from tsgg.speculative.guard import SpeculativeRequest
 
 
@@ -81,7 +80,18 @@ class Generation:
             usage=Usage(len(self.prompt), len(sampler.tokens), self.cached),
             timings=timings,
             speculation=counters.snapshot(),
+            governor=self.execution.policy.report() if isinstance(self.execution.policy, CostGovernor) else None,
         )
+
+    def switch(self, execution: SpeculativeExecution) -> None:
+        """Goes on, from the next step, with another drafter or with none; it is told of all tokens that memory holds."""
+        before = self._request
+        if before is not None:
+            self.execution.disarm(before)
+            request = execution.arm(self.sequence, self.sampler, before.last, before.remaining)
+            before.counters.dropped, request.counters = request.counters.dropped, before.counters
+            self._request = request
+        self.execution = execution
 
     def _prefill(self) -> Chunk:
         """Forwards what memory does not hold yet, draws the first token, and arms the drafter over everything."""
@@ -90,9 +100,8 @@ class Generation:
         limit = self.sampler.params.max_tokens
         request = self.execution.arm(sequence, self.sampler, remaining=None if limit is None else limit - 1)
         self._request = request
-        for start in range(self.cached, len(prompt), PREFILL_ROWS):
-            chunk = prompt[start : start + PREFILL_ROWS]
-            last = start + len(chunk) == len(prompt)
+        for start, end in self.model.memory.chunks(self.cached, len(prompt)):
+            chunk, last = prompt[start:end], end == len(prompt)
             want = self.execution.prefill_want(request)
             want = want if last else Want("none", want.hidden, want.taps)
             rows = self.model.forward(Batch((sequence,), np.array([chunk], np.int32), want))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,14 +12,23 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from tsgg.chat import ChatTemplate, ReasoningSplitter
-from tsgg.errors import UnsupportedError, UsageError
+from tsgg.errors import UsageError
 from tsgg.generation import Generation
 from tsgg.model import Model
 from tsgg.pull import resolve_model
 from tsgg.results import ChatChunk, ChatResult, Chunk, GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.settings import settings
-from tsgg.speculative import AUTO, REGISTRY, SpeculationOptions, SpeculativeExecution
+from tsgg.speculative import (
+    AUTO,
+    REGISTRY,
+    CostGovernor,
+    Decline,
+    DraftHead,
+    SpeculationOptions,
+    SpeculativeExecution,
+    Speculator,
+)
 from tsgg.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -64,6 +75,8 @@ class LLM:
             self.template = ChatTemplate.from_tokenizer(self.tokenizer)
             self._sequence = self.model.new_sequence()
             self._executions: dict[SpeculationOptions, SpeculativeExecution] = {}
+            self._keys = itertools.count()
+            self._governors: dict[tuple[str, str | None], CostGovernor] = {}  # by drafter and its file
             self._execution(self.speculation)
         except BaseException:
             self.model.close()
@@ -71,6 +84,7 @@ class LLM:
         self.last: GenerationResult | None = None  # of the latest generation, streamed or not
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread that holds the lock
+        self._generation: Generation | None = None  # the one that runs, if it took the LLM's own speculation
 
     # -- text in, text out -----------------------------------------------------------------------------------------
 
@@ -171,7 +185,7 @@ class LLM:
         text = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **(template or {}))
         ids = self.template.encode(self.tokenizer, text)
         parsed = SamplingParams.parse(params, **keywords)
-        chunks = self._chat(ids, parsed, speculation, ReasoningSplitter(text))
+        chunks = self._chat(ids, parsed, speculation, self.template.splitter(text))
         if stream:
             return chunks
         content, reasoning = [], []
@@ -191,6 +205,19 @@ class LLM:
     def speculation_report(self) -> str:
         """What speculation runs by default, or why none does."""
         return self._execution(self.speculation).describe()
+
+    def update_speculation(self, speculation: object) -> str:
+        """Replaces the LLM's speculation: what the constructor takes, on top of what is set now. Returns its report.
+
+        A stream of this thread goes on with it from its next token on; a call of another thread is waited for. Nothing has to
+        be loaded again, except the weights of a new drafter. Raises `UsageError`, and what loading a drafter raises; then all
+        stays as it was.
+        """
+        options = _options(speculation, self.speculation)
+        if self._owner == threading.get_ident():
+            return self._update(options)
+        with self._lock:
+            return self._update(options)
 
     def forget(self) -> None:
         """Empties the kept sequence: the next prompt is computed whole."""
@@ -236,15 +263,28 @@ class LLM:
     def _execution(self, options: SpeculationOptions) -> SpeculativeExecution:
         """One execution per set of options, so that its counters and costs carry over between calls."""
         if options not in self._executions:
-            if options.draft_model is not None:
-                raise UnsupportedError(
-                    f"draft_model {options.draft_model}: drafters in files of their own are not implemented"
-                )
             wants_head = options.enabled and (options.type == AUTO or REGISTRY.requires_draft_head(options.type))
-            head = self.model.draft_head() if wants_head else None
-            speculator = REGISTRY.create(options.type, self.model, options, head)
-            self._executions[options] = SpeculativeExecution(self.model, speculator, options)
+            speculator = REGISTRY.create(options.type, self.model, options, self._head(options) if wants_head else None)
+            policy = self._governor(speculator, options)
+            self._executions[options] = SpeculativeExecution(self.model, speculator, options, policy, keys=self._keys)
         return self._executions[options]
+
+    def _head(self, options: SpeculationOptions) -> DraftHead | None:
+        """Drafter weights: those of the file that was named, else those that the model's own file carries."""
+        return self.model.draft_head() if options.draft_model is None else self.model.draft_model(options.draft_model)
+
+    def _governor(self, speculator: Speculator | Decline, options: SpeculationOptions) -> CostGovernor | None:
+        """What chooses the windows: one per drafter, so that what it has learned of costs serves all options and requests."""
+        if isinstance(speculator, Decline) or not options.adaptive:
+            return None
+        return self._governors.setdefault((speculator.name, options.draft_model), CostGovernor())
+
+    def _update(self, options: SpeculationOptions) -> str:
+        execution = self._execution(options)
+        self.speculation = options
+        if self._generation is not None:
+            self._generation.switch(execution)
+        return execution.describe()
 
     @contextmanager
     def _running(self, ids: list[int], params: SamplingParams, speculation: object) -> Iterator[Generation]:
@@ -255,6 +295,9 @@ class LLM:
         with self._lock:
             self._owner = threading.get_ident()
             try:
+                if self.tokenizer.suppressed:
+                    never = dict.fromkeys(self.tokenizer.suppressed, -math.inf)
+                    params = replace(params, logit_bias={**(params.logit_bias or {}), **never})
                 stream = self.tokenizer.stream()
                 sampler = RowSampler(
                     params,
@@ -266,9 +309,11 @@ class LLM:
                     token_limit=self.model.n_ctx - len(ids) + 1,  # the last token need not lie in memory
                 )
                 generation = Generation(self.model, self._execution(options), self._sequence, sampler, ids)
+                self._generation = generation if speculation is ... else None
                 try:
                     yield generation
                 finally:  # a closed stream as well
+                    self._generation = None
                     self.last = generation.result()
             finally:
                 self._owner = None

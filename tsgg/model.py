@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
+from tsgg.assistant import AssistantHead
 from tsgg.draft_head import NextNHead
 from tsgg.errors import ModelFileError, UnsupportedError, UsageError
 from tsgg.forward import Forward, StepRows
@@ -18,8 +20,10 @@ from tsgg.memory import Memory, Sequence, Slots
 from tsgg.models import find
 from tsgg.models.base import MAX_CONTEXT, Architecture
 from tsgg.plan import fit
+from tsgg.profile import Profile
 from tsgg.speculative import protocol
 from tsgg.weights import ModelWeights, check, plan
+from tsgg.windows import preferred_window
 
 log = logging.getLogger("tsgg.model")
 
@@ -61,12 +65,15 @@ class Model:
         self.arch = _architecture(self.file)
         self.device = pick_device(device)
         placements = plan(check(self.file, self.arch.tensors()), self.device)
-        self.plan = fit(self.arch, placements, self.device.memory_free, n_ctx, n_seq, cache_type_k, cache_type_v)
+        self.plan = fit(
+            self.arch, placements, self.device.memory_free, n_ctx, n_seq, cache_type_k, cache_type_v, self.file.tensors
+        )
         self.n_ctx = self.plan.context
         self.vocab_size = int(self.file.tensors["token_embd.weight"].shape[1])
         self._closers: list[_Closable] = []
         self._cache_types = cache_type_k, cache_type_v
         self._draft_head: NextNHead | None = None
+        self._draft_models: dict[str, AssistantHead] = {}
         try:
             backend = self._own(Backend(self.device, n_threads))
             helpers = () if self.device.is_cpu else (self._own(Backend(devices()[-1], n_threads)),)
@@ -95,7 +102,8 @@ class Model:
 
     @property
     def preferred_draft_window(self) -> int | None:
-        return self.arch.preferred_draft_window
+        """See `tsgg.windows`."""
+        return preferred_window(self.arch.preferred_draft_window, self.device.name, self._type_bytes())
 
     @property
     def speculation_refusal(self) -> str | None:
@@ -136,13 +144,12 @@ class Model:
 
     def quant_types(self) -> str:
         """Tensor types by bytes, largest first: "Q4_1 77 %, Q8_0 23 %"."""
-        sizes: dict[str, int] = {}
-        for info in self.file.tensors.values():
-            name = GGML_TYPES[info.type].name
-            sizes[name] = sizes.get(name, 0) + info.nbytes
+        sizes = self._type_bytes()
         total = sum(sizes.values()) or 1
         ordered = sorted(sizes.items(), key=lambda item: -item[1])
-        return ", ".join(f"{name} {100 * size / total:.0f} %" for name, size in ordered if size * 200 >= total)
+        return ", ".join(
+            f"{GGML_TYPES[kind].name} {100 * size / total:.0f} %" for kind, size in ordered if size * 200 >= total
+        )
 
     def draft_heads(self) -> str:
         """Draft weights that the file itself carries."""
@@ -169,6 +176,30 @@ class Model:
             log.info("draft head: %.1f MiB beside its weights", head.nbytes / 2**20)
         return self._draft_head
 
+    def draft_model(self, path: str | Path) -> AssistantHead:
+        """The draft head in a file of its own, bound to this very model; one file is loaded once and freed by `close`.
+
+        Raises `ModelFileError` (missing, damaged), `UnsupportedError` (a file of another architecture or an older dialect),
+        `UsageError` (a drafter of another target, with the fields that disagree), `OutOfMemoryError`.
+        """
+        if self._forward.closed:
+            raise UsageError("this model was closed: load it again")
+        key = os.path.abspath(path)
+        head = self._draft_models.get(key)
+        if head is None:
+            backends = self._forward.backends
+            head = AssistantHead(read_gguf(path), self.arch, self.weights, self.memory, self.device, backends)
+            self._draft_models[key] = self._own(head)
+            size = head.weight_bytes / 2**20
+            log.info("drafter %s: %s, %.1f MiB of weights", Path(path).name, head.head.name, size)
+        return head
+
+    def profile(self) -> Profile:
+        """Times every forward from now on, by kind: see `tsgg.profile`. One for the life of the model."""
+        if self._forward.profile is None:
+            self._forward.profile = Profile(self._forward)
+        return self._forward.profile
+
     def graph_bytes(self) -> int:
         """Bytes that cached graphs hold now."""
         return self._forward.graph_bytes()
@@ -177,6 +208,7 @@ class Model:
         """Frees graphs, caches, weights and backends; a second call does nothing."""
         while self._closers:
             self._closers.pop().close()
+        self._draft_models.clear()
 
     def __enter__(self) -> Model:
         return self
@@ -186,6 +218,13 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({self.file.paths[0].name!r}, {self.arch.name}, n_ctx={self.n_ctx}, device={self.device.name!r})"
+
+    def _type_bytes(self) -> dict[int, int]:
+        """Bytes of the file's tensors by ggml type."""
+        sizes: dict[int, int] = {}
+        for info in self.file.tensors.values():
+            sizes[info.type] = sizes.get(info.type, 0) + info.nbytes
+        return sizes
 
     def _own(self, part: _T) -> _T:
         self._closers.append(part)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tsgg.errors import OutOfMemoryError
+from tsgg.errors import OutOfMemoryError, UnsupportedError
+from tsgg.gguf import TensorInfo
 from tsgg.memory.kv import CELL_STEP, FLASH_ROWS
-from tsgg.memory.memory import LARGEST_RUN, memory_bytes, verify_bytes
+from tsgg.memory.memory import LARGEST_RUN, memory_bytes, pool_bytes, verify_bytes
 from tsgg.models.base import MAX_CONTEXT, Architecture, Attention
 from tsgg.speculative.options import DEFAULT_DRAFT
 from tsgg.weights import Placement
@@ -28,14 +29,18 @@ class MemoryPlan:
     scratch: int  # estimate of the largest prefill graph's intermediate results
     free: int
     snapshots: int = 0  # recurrent layers: the states after every row of one sequence's verify, at the preferred window
+    checkpoints: int = 0  # recurrent layers: the states that a sequence can be cut back to, of all slots together
+    head: int = 0  # weights and cache of the draft head in the file, which are loaded when speculation wants them
 
     @property
     def needed(self) -> int:
-        return self.mapped + self.copied + self.cache + self.scratch + self.snapshots
+        return self.mapped + self.copied + self.cache + self.scratch + self.snapshots + self.checkpoints + self.head
 
     def __str__(self) -> str:
-        names = ("mapped", "copied", "cache", "scratch", *(("snapshots",) if self.snapshots else ()))
-        parts = ", ".join(f"{name} {getattr(self, name) / 2**20:.1f}" for name in names)
+        some = tuple(name for name in ("snapshots", "checkpoints", "head") if getattr(self, name))
+        parts = ", ".join(
+            f"{name} {getattr(self, name) / 2**20:.1f}" for name in ("mapped", "copied", "cache", "scratch", *some)
+        )
         return f"MiB: weights {parts}; needs {self.needed / 2**20:.1f} of {self.free / 2**20:.1f} free"
 
 
@@ -47,14 +52,17 @@ def fit(
     n_seq: int,
     type_k: str,
     type_v: str,
+    tensors: Mapping[str, TensorInfo] | None = None,
 ) -> MemoryPlan:
     """The plan for a context of `n_ctx` tokens; None means min(trained, 8192), halved until it fits.
 
+    `tensors` are the file's: what a draft head in it weighs, beyond its cache, is counted where they are given.
     Raises `OutOfMemoryError` that lists the parts when an explicit context, or the smallest, does not fit.
     """
     wanted = n_ctx or min(arch.context, DEFAULT_CONTEXT)
     while True:
-        proposal = _plan(arch, placements, free, wanted, n_seq, type_k, type_v)
+        head = _head_bytes(arch, tensors or {}, min(wanted, MAX_CONTEXT), n_seq, type_k, type_v)
+        proposal = _plan(arch, placements, free, wanted, n_seq, type_k, type_v, head)
         if proposal.needed <= free:
             return proposal
         if n_ctx is not None or wanted <= SMALLEST_CONTEXT:
@@ -66,7 +74,14 @@ def fit(
 
 
 def _plan(
-    arch: Architecture, placements: Sequence[Placement], free: int, context: int, n_seq: int, type_k: str, type_v: str
+    arch: Architecture,
+    placements: Sequence[Placement],
+    free: int,
+    context: int,
+    n_seq: int,
+    type_k: str,
+    type_v: str,
+    head: int,
 ) -> MemoryPlan:
     context = min(context, MAX_CONTEXT)
     layers = arch.attention()
@@ -84,4 +99,17 @@ def _plan(
     snapshots = max(
         verify_bytes(layers, n_seq, 1), verify_bytes(layers, 1, 1 + (arch.preferred_draft_window or DEFAULT_DRAFT))
     )
-    return MemoryPlan(context, mapped, copied, cache, scratch, free, snapshots)
+    return MemoryPlan(context, mapped, copied, cache, scratch, free, snapshots, pool_bytes(layers), head)
+
+
+def _head_bytes(
+    arch: Architecture, tensors: Mapping[str, TensorInfo], context: int, n_seq: int, type_k: str, type_v: str
+) -> int:
+    try:
+        block = arch.draft_block()
+    except UnsupportedError:  # it is left out, with a reason that the model logs
+        return 0
+    if block is None:
+        return 0
+    weights = sum(tensors[spec.name].nbytes for spec in block.tensors() if spec.name in tensors)
+    return weights + memory_bytes(block.attention(), context, n_seq, type_k, type_v)

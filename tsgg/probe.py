@@ -226,7 +226,8 @@ def _forward(model: Model, backends: tuple[Backend, ...]) -> Exactness:
             sequence.commit(tokens.size)
 
         def run(first: int, count: int) -> Array:
-            if sequence.truncate(prefix.size + first) < prefix.size:  # a recurrent state begins anew
+            if sequence.truncate(prefix.size + first) < prefix.size + first:  # a recurrent state begins anew
+                sequence.truncate(0)
                 extend(prefix)
                 for i in range(first):
                     extend(tokens[:, i : i + 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tsgg.sampling import TokenLogprobs
-from tsgg.speculative.stats import SpeculationStats
+from tsgg.speculative import GovernorReport, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class GenerationResult:
     usage: Usage
     timings: Timings
     speculation: SpeculationStats
+    governor: GovernorReport | None = None  # of all requests that shared this drafter; None = the window was fixed
 
     def statistics(self) -> str:
         """One line for people: tokens, rate, what speculation did."""
@@ -71,6 +72,9 @@ class GenerationResult:
         if not spec.drafted and spec.silence_reasons:
             reason = max(spec.silence_reasons, key=lambda name: spec.silence_reasons[name])
             line += f"; no drafts in {spec.steps} steps because {reason}"
+        if (governor := self.governor) is not None and governor.plain_ms:
+            line += f"; {governor.plain_ms:.1f} ms per plain token"
+            line += f", {governor.speculative_ms:.1f} per speculative one" if governor.verifies else ""
         return line
 
 

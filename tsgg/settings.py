@@ -25,7 +25,6 @@ class Settings:
     yield_cores: bool = True  # TS_YIELD_CORES=0: all threads compute even beside busy processes
     graph_budget: int = 256 << 20  # TS_GRAPH_BUDGET_MB: bytes of compute buffers that cached graphs may hold
     ngram_debug: bool = False  # TS_NGRAM_DEBUG=1: the n-gram drafter logs why it is silent
-    adaptive: bool = True  # TS_SPEC_ADAPTIVE=0: the full window is drafted at every step, whatever it costs
     cache_dir: str | None = None  # TSGG_CACHE: folder of pulled models instead of the platform's cache folder
     spec: Mapping[str, str] = field(default_factory=dict)  # TS_SPEC_*: speculation options as text
 
@@ -43,7 +42,6 @@ class Settings:
             yield_cores=_flag(environment, "TS_YIELD_CORES", True),
             graph_budget=_megabytes(environment, "TS_GRAPH_BUDGET_MB", 256),
             ngram_debug=_flag(environment, "TS_NGRAM_DEBUG", False),
-            adaptive=_flag(environment, "TS_SPEC_ADAPTIVE", True),
             cache_dir=environment.get("TSGG_CACHE") or None,
             spec={name: value for name, value in environment.items() if name.startswith("TS_SPEC")},
         )

@@ -2,7 +2,8 @@
 
 On the CPU a tensor stays where the file's mapping has it (no copy), except
 * Q4_0, IQ4_NL and MXFP4 matrices, which go to a CPU_REPACK buffer: faster, and their rows stay exact
-  (Q4_K would be faster there too, but its rows then depend on how many there are);
+  (Q4_K would be faster there too, but its rows then depend on how many there are); of a table of these types that is the LM
+  head too, a second copy goes there, for rows cannot be gathered from it;
 * a tensor whose address in the mapping is not aligned, which is copied.
 On other devices everything is copied, and a table that the device cannot gather rows from stays in the mapping.
 """
@@ -89,10 +90,12 @@ def plan(pairs: Iterable[tuple[TensorInfo, TensorSpec]], device: Device) -> list
         elif spec.role == "table" and not _gathers(info, device):
             where = "host"
         placements.append(Placement(info, spec, where))
-        if where == "host" and spec.name == "token_embd.weight" and "output.weight" not in names:
-            placements.append(
-                Placement(info, replace(spec, name="output.weight"), "copied")
-            )  # a tied head multiplies by it
+        if spec.name == "token_embd.weight" and spec.role == "table" and "output.weight" not in names:  # a tied head
+            head = replace(spec, name="output.weight", role="matrix")
+            if where == "host":
+                placements.append(Placement(info, head, "copied"))
+            elif repack is not None and info.type in REPACKED_TYPES and _runs_repacked(info, head, device, repack):
+                placements.append(Placement(info, head, "repacked"))
     return placements
 
 

@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue; - reads standard input")
     parser.add_argument("-f", "--file", metavar="PATH", help="read the prompt from a file")
     parser.add_argument("--no-stats", action="store_true", help="no statistics line on stderr")
+    parser.add_argument("--profile", action="store_true", help="where the time of forwards went, on stderr")
     add_model(parser)
     add_sampling(parser)
 
@@ -24,6 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(llm.generate(prompt, params))
             return 0
+        profile = llm.model.profile() if arguments.profile else None
         stream = llm.stream(prompt, params)
         for chunk in stream:
             sys.stdout.write(chunk.text)
@@ -31,4 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
         print()
         if not arguments.no_stats and llm.last is not None:
             print(llm.last.statistics(), file=sys.stderr)
+        if profile is not None:
+            print(profile.report(), file=sys.stderr)
     return 0

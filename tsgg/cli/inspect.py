@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tsgg.check_head import TEXT, TOKENS, WINDOW, check_head
 from tsgg.cli.arguments import add_model, load, print_json
 from tsgg.llm import LLM
 from tsgg.memory.memory import full_memory_bytes, memory_bytes
+from tsgg.model import Model
 from tsgg.probe import probe_rows
 
 HELP = "show a model's architecture, memory, tokenizer, row exactness and speculation"
@@ -15,11 +17,17 @@ HELP = "show a model's architecture, memory, tokenizer, row exactness and specul
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
+    parser.add_argument(
+        "--check-head", action="store_true", help="how often the model agrees with its draft head on a short text"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     with load(arguments) as llm:
         report = _report(llm, arguments)
+        path, tokens = llm.model.file.paths[0], llm.tokenizer.encode(TEXT)[:TOKENS]
+    if arguments.check_head:
+        report["head check"] = _check_head(str(path), tokens, arguments)
     if arguments.json:
         print_json(report)
     else:
@@ -59,3 +67,13 @@ def _cache(llm: LLM, arguments: argparse.Namespace) -> str:
         own, full = (count(layers, context, 1, *kinds) / 2**20 for count in (memory_bytes, full_memory_bytes))
         sizes.append(f"{own:.0f} MiB at {context} tokens" + (f" (full: {full:.0f})" if own < full else ""))
     return ", ".join(sizes)
+
+
+def _check_head(path: str, tokens: list[int], arguments: argparse.Namespace) -> str:
+    """In a small context of its own, after the model that was inspected is gone."""
+    size = len(tokens) + WINDOW
+    with Model(path, device=arguments.device, n_ctx=size, n_threads=arguments.threads) as model:
+        head = model.draft_model(arguments.draft_model) if arguments.draft_model else model.draft_head()
+        if head is None:
+            return "no draft head in the file"
+        return str(check_head(model, model.new_sequence(), head, tokens))

@@ -57,6 +57,10 @@ class TensorSet:
         self.buffers.append(buffer)
         if weights:
             lib.ggml_backend_buffer_set_usage(buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+            if text(lib.ggml_backend_buft_name(buffer_type)).startswith(
+                "CPU"
+            ):  # read whole in every step: 3 % of its time
+                lib.tsgg_huge_pages(lib.ggml_backend_buffer_get_base(buffer), lib.ggml_backend_buffer_get_size(buffer))
         if clear:
             lib.ggml_backend_buffer_clear(buffer, 0)
         return int(lib.ggml_backend_buffer_get_size(buffer))

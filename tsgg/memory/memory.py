@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Sequences
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,11 +14,22 @@ from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend, Device
 from tsgg.memory.kv import KVArena, KVInputs, KVStep, cell_bytes, round_cells
-from tsgg.memory.recurrent import Layout, RecurrentArena, RecurrentInputs, RecurrentStep, scratch_bytes, state_bytes
+from tsgg.memory.recurrent import (
+    Layout,
+    RecurrentArena,
+    RecurrentInputs,
+    RecurrentStep,
+    checkpoint_bytes,
+    live_bytes,
+    scratch_bytes,
+)
 from tsgg.models.base import Attention, Recurrent
 
 LARGEST_RUN = 512  # rows that may lie uncommitted in memory: a prefill chunk (a verify has at most 65)
-
+# A chat's next prompt differs from this one in its last tokens, which open the answer (and the reasoning, that is left out
+# later): a checkpoint behind them would never be reached.
+PROMPT_END = 4  # tokens
+WORTH_A_CHUNK = 256  # tokens of a prompt: a chunk more costs about a step
 
 Layers = Sequences[Attention | Recurrent]  # a model's geometry, layer by layer
 
@@ -51,9 +62,23 @@ class Memory:
         """Cells that a graph reads of every arena when the longest sequence reaches `length`."""
         return tuple(arena.bucket(length) for arena in self.arenas.values())
 
-    def can_return(self, length: int, highest: int) -> bool:
-        """Whether a sequence can be cut back to `length`: a recurrent state cannot, but to nothing."""
-        return not length or (self.recurrent is None and self.reachable(length, highest))
+    def go_back(self, slot: int, length: int, highest: int) -> int:
+        """The most tokens, up to `length`, that a longer sequence can be cut back to: it is, where it has recurrent states.
+
+        Those go back to a checkpoint only.
+        """
+        if self.recurrent is None:
+            return length if self.reachable(length, highest) else 0
+        for kept in reversed(self.recurrent.checkpoints.lengths(slot)):
+            if kept <= length and self.reachable(kept, highest):
+                self.recurrent.go_back(slot, kept)
+                return kept
+        return 0
+
+    def commit(self, slot: int, kept: int, length: int) -> None:
+        """The slot's sequence keeps the first `kept` rows of its last forward, and has `length` tokens then."""
+        if self.recurrent is not None:
+            self.recurrent.commit(slot, kept, length)
 
     def reachable(self, length: int, highest: int) -> bool:
         """Whether every window still holds what a sequence needs to go on from `length`; see `KVArena.reachable`."""
@@ -69,6 +94,17 @@ class Memory:
                 f"{rows} rows in one forward overwrite what this model's sliding window still reads: "
                 f"forward at most {LARGEST_RUN} at a time"
             )
+
+    def chunks(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """How to forward a prompt's tokens first..end - 1: runs of at most LARGEST_RUN, as (first, end).
+
+        Where states have checkpoints, one is left shortly before the end of a long prompt.
+        """
+        split = end - PROMPT_END if self.recurrent is not None and end - first >= WORTH_A_CHUNK else end
+        for stop in (split, end):
+            while first < stop:
+                yield first, min(stop, first + LARGEST_RUN)
+                first = min(stop, first + LARGEST_RUN)
 
     def reset(self, slot: int) -> None:
         """The slot's sequence is empty."""
@@ -158,7 +194,7 @@ def _source(number: int, layer: Attention | Recurrent) -> int:
 
 def memory_bytes(layers: Layers, context: int, slots: int, type_k: str, type_v: str) -> int:
     """Bytes of all arenas, before they are allocated; without the scratch of recurrent layers."""
-    states = slots * sum(state_bytes(layer) for layer in layers if isinstance(layer, Recurrent))
+    states = sum(live_bytes(layer, slots) for layer in layers if isinstance(layer, Recurrent))
     return states + sum(
         slots * round_cells(cells) * cell_bytes(layer, type_k, type_v)
         for members, cells in _group(layers, context).values()
@@ -169,6 +205,11 @@ def memory_bytes(layers: Layers, context: int, slots: int, type_k: str, type_v: 
 def verify_bytes(layers: Layers, sequences: int, rows: int) -> int:
     """Bytes of scratch that a verify of `rows` rows of each of `sequences` takes, for recurrent layers."""
     return sum(scratch_bytes(layer, sequences, rows) for layer in layers if isinstance(layer, Recurrent))
+
+
+def pool_bytes(layers: Layers) -> int:
+    """Bytes of the checkpoints of recurrent states."""
+    return checkpoint_bytes(layer for layer in layers if isinstance(layer, Recurrent))
 
 
 def full_memory_bytes(layers: Layers, context: int, slots: int, type_k: str, type_v: str) -> int:

@@ -11,12 +11,15 @@ is one family of states for all row counts, the state never leaves the device, a
 Where a forward hands out the logits of all its rows (a verify, at most 65 rows), the state after every row is kept, and any
 number of rows can be committed. Any other (a prefill chunk) keeps the state after its last row only, and is committed whole.
 Scratch belongs to the last forward: its rows are committed before the next one, or never.
+
+With a single sequence on the CPU a plain step copies nothing: its commit only notes that the state now lies in scratch, and the
+next one-row graph runs the other way round, from scratch into the live state. Any other forward settles first, by the copy.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +32,8 @@ from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend, Device
 from tsgg.ggml.graph import Graph
 from tsgg.ggml.library import ffi, lib
+from tsgg.memory.checkpoints import Checkpoints, pool_entries
+from tsgg.memory.turn import Turn, address
 from tsgg.models.base import Recurrent
 from tsgg.speculative.options import MAX_DRAFT
 
@@ -80,18 +85,61 @@ class RecurrentArena:
         self.layers, self.slots, self.device = tuple(layers), slots, device
         self.backend: Backend | None = None  # where commits run; set by the forward that owns it
         self.rows: Layout | None = None  # of the last forward: what scratch holds
-        self.tensors = TensorSet(2 * len(self.layers))
-        self.conv: dict[int, Tensor] = {}
-        self.state: dict[int, Tensor] = {}
-        shape = self.shape
-        for i in self.layers:
-            self.conv[i] = self.tensors.new(F32, (shape.channels, shape.taps - 1, slots), f"conv.{i}")
-            state = (shape.key_dim, shape.value_dim, shape.heads, slots)
-            self.state[i] = self.tensors.new(F32, state, f"state.{i}")
-        self.live_nbytes = self.tensors.allocate(device.buffer_type)
+        self._allocate()
+        live = {
+            f"{kind}.{i}": tensors[i]
+            for kind, tensors in (("conv", self._conv), ("state", self._state))
+            for i in tensors
+        }
+        self.checkpoints = Checkpoints(live, slots, device)
+        self.alternates = slots == 1 and device.is_cpu  # elsewhere a graph's addresses are captured with it
+        self.side = 0  # where the committed state lies: 0 live, 1 scratch, as the last one-row step left it
+        self.writes: int | None = None  # the side that the last forward wrote, if it was an alternating one
         self._empty = [True] * slots  # slots whose live state is zero
         self._scratch: _Scratch | None = None
         self._commits: dict[int, _Commit] = {}
+
+    def _allocate(self) -> None:
+        """Live states. A lone slot's stand as a one-row graph leaves them: behind the row's output, behind the oldest row."""
+        shape, lone = self.shape, self.slots == 1
+        state = (shape.key_dim, shape.value_dim, shape.heads, self.slots)
+        conv = (shape.channels, shape.taps - 1, self.slots)
+        before = lone * shape.value_dim * shape.heads
+        self.tensors, self._named = TensorSet(2 * len(self.layers)), TensorSet(2 * len(self.layers))
+        rooms = {}
+        for i in self.layers:
+            size = before + shape.key_dim * shape.value_dim * shape.heads * self.slots
+            rooms[i] = (
+                self.tensors.new(F32, (size,), f"state.{i}"),
+                self.tensors.new(F32, (shape.channels, lone + (shape.taps - 1) * self.slots), f"conv.{i}"),
+            )
+        self.live_nbytes = self.tensors.allocate(self.device.buffer_type)
+        self._state, self._conv = {}, {}
+        self._homes: dict[int, tuple[int, int]] = {}  # where a one-row step of a lone slot leaves output, and run
+        for i, pair in rooms.items():
+            addresses = tuple(address(room) for room in pair)
+            self._homes[i] = addresses[0], addresses[1]
+            self._state[i], self._conv[i] = self._named.new(F32, state), self._named.new(F32, conv)
+            buffers.place(self._state[i], pair[0].buffer, addresses[0] + before * FLOAT)
+            buffers.place(self._conv[i], pair[1].buffer, addresses[1] + lone * shape.channels * FLOAT)
+
+    @property
+    def state(self) -> Mapping[int, Tensor]:
+        """Live delta states by layer: {key_dim, value_dim, heads, slots}."""
+        self.settle()
+        return self._state
+
+    @property
+    def conv(self) -> Mapping[int, Tensor]:
+        """Live rows before the convolution, by layer: {channels, taps - 1, slots}."""
+        self.settle()
+        return self._conv
+
+    def settle(self) -> None:
+        """Copies the committed state out of scratch, if it lies there."""
+        if self.side:
+            self._commit_graph(0).run(0, 1)
+            self.side = 0
 
     @property
     def scratch_nbytes(self) -> int:
@@ -99,7 +147,7 @@ class RecurrentArena:
 
     @property
     def nbytes(self) -> int:
-        return self.live_nbytes + self.scratch_nbytes
+        return self.live_nbytes + self.scratch_nbytes + self.checkpoints.nbytes
 
     @property
     def scratch(self) -> _Scratch:
@@ -117,6 +165,7 @@ class RecurrentArena:
 
         Raises `OutOfMemoryError`, with no scratch left.
         """
+        self.settle()
         states, convolved = rows.states, rows.convolved(self.shape.taps)
         if self._scratch is not None:
             states, convolved = max(states, self._scratch.states), max(convolved, self._scratch.rows)
@@ -133,15 +182,25 @@ class RecurrentArena:
 
     def reset(self, slot: int) -> None:
         """The slot's sequence is empty: zero state."""
+        self.checkpoints.forget(slot, 0)
         if self._empty[slot]:
             return
-        for tensor in (*self.conv.values(), *self.state.values()):
+        self.side = 0
+        for tensor in (*self._conv.values(), *self._state.values()):
             size = buffers.nbytes(tensor) // self.slots
             lib.ggml_backend_tensor_memset(tensor, 0, slot * size, size)
         self._empty[slot] = True
 
-    def commit(self, slot: int, kept: int) -> None:
+    def go_back(self, slot: int, length: int) -> None:
+        """The slot's sequence is cut to `length` tokens, one of `checkpoints.lengths`: its state is that of old."""
+        self.checkpoints.forget(slot, length)
+        self.checkpoints.restore(slot, length)
+        self.side = 0  # of a lone slot; what lies in scratch is void
+
+    def commit(self, slot: int, kept: int, length: int) -> None:
         """Makes the state after the first `kept` (one or more) rows of the slot's last forward the live one.
+
+        `length` is the tokens of the sequence with them: behind a prefill chunk it can be cut back to them later on.
 
         Raises `TsggError` where scratch does not hold that state, with nothing changed.
         """
@@ -156,22 +215,44 @@ class RecurrentArena:
                 f"commit({kept}) of {rows.count} rows: the recurrent state was kept after the last row only. Ask for the "
                 f"logits of all rows (at most {LARGEST_VERIFY}) where some of them may be rejected"
             )
-        if slot not in self._commits:
-            self._commits[slot] = _Commit(self, slot)
         self._empty[slot] = False
+        if self.writes is not None:
+            self.side = self.writes
+            return
+        commit = self._commit_graph(slot)
         index, taps = slot - rows.first, self.shape.taps
         if rows.every:  # newest first, the sequences of a row side by side; convolved rows by sequence, in order
             state = (rows.count - kept) * rows.sequences + index
-            self._commits[slot].run(state, index * (taps - 1 + rows.count) + kept)
+            commit.run(state, index * (taps - 1 + rows.count) + kept)
         else:
-            self._commits[slot].run(index, index * (taps - 1))
+            commit.run(index, index * (taps - 1))
+            self.checkpoints.save(slot, length)
 
     def close(self) -> None:
         self._drop_scratch()
+        self.checkpoints.close()
+        self._named.close()
         self.tensors.close()
 
+    def homes(self) -> list[tuple[int, int, int]]:
+        """(address in the live state, address in scratch, bytes) of what an alternating step reads on one side and writes on
+        the other."""
+        shape, scratch = self.shape, self.scratch
+        result = scratch.output + shape.key_dim * shape.value_dim * shape.heads * FLOAT
+        run = shape.channels * shape.taps * FLOAT
+        pairs = []
+        for i, (output, rows) in self._homes.items():
+            pairs.append((output, address(scratch.results[i]) + scratch.offset - scratch.output, result))
+            pairs.append((rows, address(scratch.convolved[i]), run))
+        return pairs
+
+    def _commit_graph(self, slot: int) -> _Commit:
+        if slot not in self._commits:
+            self._commits[slot] = _Commit(self, slot)
+        return self._commits[slot]
+
     def _drop_scratch(self) -> None:
-        self.rows = None
+        self.rows, self.writes, self.side = None, None, 0
         for commit in self._commits.values():
             commit.graph.close()
         self._commits.clear()
@@ -214,10 +295,9 @@ class _Commit:
         for i in arena.layers:
             stored = (matrix, shape.heads * scratch.states)
             states = g.view(scratch.results[i], stored, (matrix * FLOAT,), scratch.offset)
-            for source, ids, live in ((states, heads, arena.state[i]), (scratch.convolved[i], rows, arena.conv[i])):
+            for source, ids, live in ((states, heads, arena._state[i]), (scratch.convolved[i], rows, arena._conv[i])):
                 copy = g.get_rows(source, ids)
-                size = buffers.nbytes(live) // arena.slots
-                buffers.place(copy, live.buffer, int(ffi.cast("uintptr_t", live.data)) + slot * size)
+                buffers.place(copy, live.buffer, address(live) + slot * (buffers.nbytes(live) // arena.slots))
                 g.expand(copy)
         self.graph = Graph(g, arena.backend)
         self._ids = [
@@ -248,7 +328,7 @@ class RecurrentStep:
         row = channels * FLOAT
         run = self._rows_to_convolve(layer, channels, before + count)
         strides = (row, (before + count) * row)
-        live = self.arena.conv[layer]
+        live = self.arena._conv[layer]
         live = g.view(live, (channels, before, b), (row, before * row), rows.first * before * row)
         # x first: it needs all that earlier layers did, so that they have read the rows they shared before these are written
         g.expand(g.cpy(g.reshape(x, channels, count, b), g.view(run, (channels, count, b), strides, before * row)))
@@ -263,7 +343,7 @@ class RecurrentStep:
         g, shape, scratch, rows = self.g, self.arena.shape, self.arena.scratch, self.rows
         count, b = rows.count, rows.sequences
         size = shape.key_dim * shape.value_dim * shape.heads
-        live = self.arena.state[layer]
+        live = self.arena._state[layer]
         strides = tuple(int(stride) for stride in live.nb[1:4])
         state = (shape.key_dim, shape.value_dim, shape.heads, b)
         state = g.view(live, state, strides, rows.first * size * FLOAT)
@@ -275,7 +355,7 @@ class RecurrentStep:
         kept = scratch.results[layer]
         if rows.every:
             start = scratch.offset - count * b * scratch.output
-            buffers.place(result, kept.buffer, int(ffi.cast("uintptr_t", kept.data)) + start)
+            buffers.place(result, kept.buffer, address(kept) + start)
             g.expand(result)
         else:
             last = g.view(result, (size * b,), (), count * b * scratch.output)
@@ -294,7 +374,7 @@ class RecurrentStep:
         if self.rows.every:
             kept = self.arena.scratch.convolved[layer]
             run = self.g.leaf(F32, channels, count, b)
-            buffers.place(run, kept.buffer, int(ffi.cast("uintptr_t", kept.data)))
+            buffers.place(run, kept.buffer, address(kept))
             return run
         if self._run is None:
             self._run = self.g.leaf(F32, channels, count, b)
@@ -302,19 +382,39 @@ class RecurrentStep:
 
 
 class RecurrentInputs:
-    """Says, before a replay, whose rows scratch is about to hold."""
+    """Says, before a replay, whose rows scratch is about to hold; turns an alternating graph the right way round."""
 
     def __init__(self, step: RecurrentStep) -> None:
         self._arena, self._rows = step.arena, step.rows
+        self._turn = Turn(step.g.graph, step.arena.homes()) if step.arena.alternates and step.rows.count == 1 else None
 
     def fill(self, first: Any) -> None:
-        self._arena.rows = self._rows
+        arena = self._arena
+        if self._turn is None:
+            arena.settle()
+            arena.writes = None
+        else:
+            self._turn.read(arena.side)
+            arena.writes = 1 - arena.side
+        arena.rows = self._rows
 
 
 def state_bytes(layer: Recurrent) -> int:
     """Bytes of one sequence's state in one layer."""
     conv = layer.channels * (layer.taps - 1)
     return (conv + layer.key_dim * layer.value_dim * layer.heads) * FLOAT
+
+
+def live_bytes(layer: Recurrent, slots: int) -> int:
+    """Bytes of one layer's live states; a lone slot's have room before them."""
+    before = (layer.value_dim * layer.heads + layer.channels) * FLOAT if slots == 1 else 0
+    return before + slots * state_bytes(layer)
+
+
+def checkpoint_bytes(layers: Iterable[Recurrent]) -> int:
+    """Bytes of the pool of checkpoints of these layers."""
+    one = sum(state_bytes(layer) for layer in layers)
+    return pool_entries(one) * one if one else 0
 
 
 def scratch_bytes(layer: Recurrent, sequences: int, rows: int) -> int:

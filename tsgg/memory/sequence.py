@@ -44,22 +44,22 @@ class Sequence:
         """
         if not 0 <= kept <= len(self.pending):
             raise UsageError(f"commit({kept}): the last forward left {len(self.pending)} rows")
-        if kept and self._memory.recurrent is not None:
-            self._memory.recurrent.commit(self.slot, kept)
+        if kept:
+            self._memory.commit(self.slot, kept, len(self.tokens) + kept)
         self.tokens.extend(self.pending[:kept])
         self.pending = []
 
     def truncate(self, length: int) -> int:
         """Forgets every row past `length`; returns the length reached.
 
-        Full attention reaches any length. A sliding window that has wrapped past it cannot, a recurrent state reaches none
-        but the present one: then everything goes (0).
+        Full attention reaches any length. A sliding window that has wrapped past it cannot, and a recurrent state reaches the
+        end of some prefill chunk before it, or none: then everything goes (0).
         """
         if length < 0:
             raise UsageError(f"truncate({length}): a length is not negative")
         self.pending = []
-        if length < len(self.tokens) and not self._memory.can_return(length, self._highest):
-            length = 0
+        if length < len(self.tokens):
+            length = self._memory.go_back(self.slot, length, self._highest)
         del self.tokens[length:]
         if not self.tokens:
             self._highest = 0

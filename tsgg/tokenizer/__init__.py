@@ -37,7 +37,7 @@ class Tokenizer:
         self.bos, self.eos, self.eot = special["bos"], special["eos"], special["eot"]
         self.unk, self.pad = special["unk"], special["pad"]
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
-        self.end_of_generation = vocabulary.end_of_generation
+        self.end_of_generation, self.suppressed = vocabulary.end_of_generation, vocabulary.suppressed
         self.chat_template = vocabulary.chat_template
         self._bytes: dict[int, bytes] = {}
 

@@ -50,6 +50,7 @@ class Vocabulary:
     ids: dict[str, int]
     special: dict[str, int | None]  # bos, eos, eot, eom, unk, pad
     end_of_generation: frozenset[int]
+    suppressed: frozenset[int]  # never to be drawn: placeholders of images and sounds in text models
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
@@ -94,6 +95,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         ids=ids,
         special=special,
         end_of_generation=ends,
+        suppressed=_suppressed(metadata, count),
         add_bos=add_bos or kind == "gemma4",  # files of this family say false and mean true
         add_eos=metadata.get_bool("tokenizer.ggml.add_eos_token", False),
         add_space_prefix=metadata.get_bool("tokenizer.ggml.add_space_prefix", sentence_piece),
@@ -125,6 +127,16 @@ def _special(metadata: Metadata, name: str, key: str, count: int) -> int | None:
     if not 0 <= token < count:
         raise ModelFileError(f"{full} is {token}, but the vocabulary has {count} tokens")
     return token
+
+
+def _suppressed(metadata: Metadata, count: int) -> frozenset[int]:
+    key = "tokenizer.ggml.suppress_tokens"
+    tokens = metadata.get_array(key, None)
+    if tokens is None:
+        return frozenset()
+    if tokens.dtype.kind not in "iu" or any(not 0 <= int(token) < count for token in tokens):
+        raise ModelFileError(f"{key} names tokens outside the vocabulary of {count}: convert the model again")
+    return frozenset(tokens.tolist())
 
 
 def _ends(metadata: Metadata, ids: dict[str, int], special: dict[str, int | None]) -> frozenset[int]:

@@ -1,0 +1,111 @@
+"""Speculation of the Python API: governed windows, one governor per drafter, and a change on a live model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import TinyLlama, write_tiny
+from tsgg import LLM, TsggError
+from tsgg.speculative.execution import NO_ROOM
+from tsgg.speculative.ngram import NO_MATCH, WEAK_MATCH
+
+PROMPT = "the hell the hell the hell the"
+TOKENS = 80
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("llm") / "tiny.gguf", TinyLlama())
+
+
+@pytest.fixture
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(path, n_ctx=256) as llm:
+        yield llm
+
+
+def stream(llm: LLM, temperature: float = 0.0, **keywords: object) -> tuple[int, ...]:
+    llm.generate(PROMPT, max_tokens=TOKENS, temperature=temperature, seed=3, ignore_eos=True, **keywords)
+    assert llm.last is not None
+    return llm.last.tokens
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", {"type": "ngram", "draft": 64}, {"type": "suffix", "draft": 1}])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_governed_stream_is_the_plain_one(llm: LLM, drafter: object, temperature: float) -> None:
+    plain = stream(llm, temperature, speculation=None)
+    for _ in range(3):  # costs are learned from one request to the next
+        assert stream(llm, temperature, speculation=drafter) == plain
+
+
+def test_the_governor_reports_what_it_measured(llm: LLM) -> None:
+    stream(llm, speculation=None)
+    assert llm.last is not None and llm.last.governor is None, "plain decoding has none"
+    stream(llm)
+    report = llm.last.governor
+    assert report is not None and report.plain_ms > 0 and report.asked_steps > 0
+    assert sum(steps for _, steps in report.windows) == llm.last.speculation.steps
+    assert "ms per plain token" in llm.last.statistics()
+
+
+def test_all_requests_and_options_of_a_drafter_share_one_governor(llm: LLM) -> None:
+    stream(llm, speculation="ngram")
+    assert llm.last is not None and llm.last.governor is not None
+    before = llm.last.governor
+    stream(llm, speculation={"type": "ngram", "draft": 2})
+    after = llm.last.governor
+    assert after is not None and after.asked_steps + after.plain_steps > before.asked_steps + before.plain_steps
+    stream(llm, speculation="suffix")
+    other = llm.last.governor
+    assert other is not None and other.asked_steps + other.plain_steps == llm.last.speculation.steps
+
+
+def test_without_adaptation_every_step_drafts_all_that_it_may(llm: LLM) -> None:
+    stream(llm, speculation={"type": "ngram", "draft": 4, "adaptive": False})
+    assert llm.last is not None and llm.last.governor is None
+    assert set(llm.last.speculation.silence_reasons) <= {NO_MATCH, NO_ROOM, WEAK_MATCH}
+    assert llm.last.speculation.drafted > 0
+
+
+@pytest.mark.parametrize("change", ["off", "suffix", {"type": "ngram", "draft": 1}])
+def test_speculation_changes_between_two_steps_of_a_stream(llm: LLM, change: object) -> None:
+    plain = stream(llm, speculation=None)
+    tokens = []
+    for number, chunk in enumerate(llm.stream(PROMPT, max_tokens=TOKENS, temperature=0, seed=3, ignore_eos=True)):
+        tokens.append(chunk.token)
+        if number == 20:
+            report = llm.update_speculation(change)
+    assert tuple(tokens) == plain and report == llm.speculation_report()
+    assert llm.last is not None and llm.last.speculation.steps > 10, "one count for the whole request"
+    assert (llm.last.speculation.dropped is not None) == (change == "off")
+    assert stream(llm) == plain
+
+
+def test_speculation_that_was_off_is_armed_late_on_the_tokens_that_are_there(llm: LLM) -> None:
+    llm.update_speculation("off")
+    plain = stream(llm)
+    tokens = []
+    for number, chunk in enumerate(llm.stream(PROMPT, max_tokens=TOKENS, temperature=0, seed=3, ignore_eos=True)):
+        tokens.append(chunk.token)
+        if number == 10:
+            llm.update_speculation("ngram")
+    assert tuple(tokens) == plain
+    assert llm.last is not None and llm.last.speculation.dropped is None
+
+
+def test_a_call_with_options_of_its_own_is_not_changed(llm: LLM) -> None:
+    for number, _ in enumerate(llm.stream(PROMPT, max_tokens=20, ignore_eos=True, speculation=None)):
+        if number == 5:
+            llm.update_speculation("suffix")
+    assert llm.last is not None and llm.last.speculation.dropped
+
+
+def test_a_wrong_change_leaves_all_as_it_was(llm: LLM, path: Path) -> None:
+    before = llm.speculation_report()
+    for wrong in ("nonsense", {"draft": 0}, {"draft_model": str(path)}, {"draft_model": "absent.gguf"}):
+        with pytest.raises(TsggError, match=r"nonsense|draft|absent"):
+            llm.update_speculation(wrong)
+    assert llm.speculation_report() == before and len(stream(llm)) == TOKENS
