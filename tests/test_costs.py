@@ -132,7 +132,8 @@ def test_the_first_verify_of_all_is_taken_for_what_is_hoped_until_it_is_confirme
     costs.add(step(2, 2, 0.500, 0.001), 2, 2)
     assert costs.verifies(2, 0)[2] == pytest.approx(0.020)
     assert costs.paid(2, 0.500, 0) == pytest.approx(0.030), "a row is charged a plain step at most until then"
-    costs.add(step(2, 2, 0.050, 0.001), 2, 2)
+    for _ in range(2):  # the first of them might be a stall
+        costs.add(step(2, 2, 0.050, 0.001), 2, 2)
     assert costs.verifies(2, 0)[2] == costs.paid(2, 0.500, 0) == pytest.approx(0.050)
 
 
