@@ -18,33 +18,37 @@ START_SECONDS = 60.0
 
 
 class Peer:
-    """One server with one slot; `extra` are further flags of it. `close` ends it."""
+    """One server with one slot; `extra` are further flags of it. `close` ends it.
 
-    def __init__(self, program: Path, model: Path, threads: int, n_ctx: int, drafter: str, *extra: str) -> None:
+    fresh: it is started anew for every request, so that its drafter remembers none.
+    """
+
+    def __init__(
+        self, program: Path, model: Path, threads: int, n_ctx: int, drafter: str, *extra: str, fresh: bool = False
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
-        command = [
-            str(program),
-            "-m",
-            str(model),
-            "-t",
-            str(threads),
-            "-c",
-            str(n_ctx),
-            "-np",
-            "1",
-            "--port",
-            str(port),
-        ]
-        command += ["--host", "127.0.0.1", "--no-webui"] + ([] if drafter == "none" else ["--spec-type", drafter])
-        command += extra
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._wait(drafter)
+        self._drafter, self._fresh = drafter, fresh
+        self._command = [str(program), "-m", str(model), "-t", str(threads), "-c", str(n_ctx), "-np", "1"]
+        self._command += ["--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+        self._command += [*([] if drafter == "none" else ["--spec-type", drafter]), *extra]
+        self._process: subprocess.Popen[bytes] | None = None
+        if not fresh:
+            self._start()
 
     def generate(self, prompt: list[int], tokens: int) -> dict[str, Any]:
         """Greedy tokens after a prompt that is not cached: tokens, tok/s of decoding, drafted, accepted."""
+        if self._fresh:
+            self._start()
+        try:
+            return self._ask(prompt, tokens)
+        finally:
+            if self._fresh:
+                self.close()
+
+    def _ask(self, prompt: list[int], tokens: int) -> dict[str, Any]:
         body = {
             "prompt": prompt, "n_predict": tokens, "temperature": 0, "cache_prompt": False, "return_tokens": True,
             "ignore_eos": True,
@@ -63,10 +67,13 @@ class Peer:
         }
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
-    def _wait(self, drafter: str) -> None:
+    def _start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
@@ -76,4 +83,4 @@ class Peer:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
         self.close()
-        raise TsggError(f"llama-server --spec-type {drafter} did not start")
+        raise TsggError(f"llama-server --spec-type {self._drafter} did not start")

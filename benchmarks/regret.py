@@ -65,8 +65,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _arms(drafter: str, windows: list[int], ceiling: int) -> dict[str, Any]:
-    fixed = {str(w): {"type": drafter, "draft": w, "adaptive": False} for w in windows}
-    return {"plain": None, GOVERNED: {"type": drafter, "draft": ceiling}} | fixed
+    # No shared corpus: every round must meet the drafts of the first.
+    base = {"type": drafter, "shared_corpus": False}
+    fixed = {str(w): base | {"draft": w, "adaptive": False} for w in windows}
+    return {"plain": None, GOVERNED: base | {"draft": ceiling}} | fixed
 
 
 def _run(llm: LLM, load: Workload, arms: dict[str, Any], rounds: int) -> dict[str, list[GenerationResult]]:

@@ -28,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="alternations [%(default)s]")
     parser.add_argument("--n-ctx", type=int, default=4096)
     parser.add_argument("--peer", type=Path, metavar="LLAMA_SERVER", help="path of llama-server")
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        help="nobody remembers earlier requests: no shared corpus, a fresh server for each",
+    )
     parser.add_argument("--force", action="store_true", help="measure although the machine is busy")
 
 
@@ -37,14 +42,13 @@ def main(arguments: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
         raise UsageError(f"unknown workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
-    arms = {"plain": None} | {name: _speculation(name, arguments.draft) for name in arguments.drafters.split(",")}
+    arms = {"plain": None} | {name: _speculation(name, arguments) for name in arguments.drafters.split(",")}
     with LLM(arguments.model, n_ctx=arguments.n_ctx, n_threads=arguments.threads) as llm:
         path = llm.model.file.paths[0]
-        peers = {}
+        peers: dict[str, Peer] = {}
         if arguments.peer is not None:
-            peers = {
-                name: Peer(arguments.peer, path, arguments.threads, arguments.n_ctx, name) for name in PEER_DRAFTERS
-            }
+            server = (arguments.peer, path, arguments.threads, arguments.n_ctx)
+            peers = {name: Peer(*server, name, fresh=arguments.private) for name in PEER_DRAFTERS}
         try:
             rows = [_measure(llm, WORKLOADS[name], arms, peers, arguments.rounds) for name in names]
         finally:
@@ -58,8 +62,9 @@ def main(arguments: argparse.Namespace) -> int:
     return 0 if all(row["identical"] for row in rows) else 1
 
 
-def _speculation(name: str, draft: int | None) -> dict[str, Any]:
-    return {"type": name} | ({} if draft is None else {"draft": draft})
+def _speculation(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    draft = {} if arguments.draft is None else {"draft": arguments.draft}
+    return {"type": name, "shared_corpus": not arguments.private} | draft
 
 
 def _measure(llm: LLM, load: Workload, arms: dict[str, Any], peers: dict[str, Peer], rounds: int) -> dict[str, Any]:

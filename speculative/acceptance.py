@@ -7,6 +7,7 @@ plain step that was run instead shows whether its first token was right: looking
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 MEMORY = 64  # verifies that the counts by position remember
@@ -18,7 +19,9 @@ POOLED = 32.0
 STREAKS = 4  # 0, 1, 2, and 3 or more in a row
 STREAK_MEMORY = (8, 16, 16, 32)  # drafts that each of those rates remembers: a text that turns shows within a few
 UNTRIED = 2.0  # drafts that the rule of succession weighs, (n + 1) / (n + 2) after n right in a row
-BUCKETS = 4  # of confidence
+# Confidences are counted in buckets, narrow at the top: in a draft of eight, 0.9 and 0.99 are far apart.
+EDGES = (0.25, 0.5, 0.75, 0.9, 0.97)
+CLAIMS = (0.125, 0.375, 0.625, 0.825, 0.935, 0.985)  # what a drafter says of each
 CLAIMED = 2.0  # drafts that a drafter's own word weighs, before its bucket is counted
 RESTART = 0.25  # share of the counts that a new request begins with: another text, the same drafter
 
@@ -33,7 +36,7 @@ class Acceptance:
         self._judged: list[float] = []  # [i]: drafts at position i
         self._accepted: list[float] = []
         self._behind = [0.0, 0.0]  # judged, right: drafts of all positions behind one that was right
-        self._buckets = [[[0.0, 0.0] for _ in range(BUCKETS)] for _ in range(2)]  # [in a streak][confidence]
+        self._buckets = [[[0.0, 0.0] for _ in CLAIMS] for _ in range(2)]  # [in a streak][confidence]
 
     def restarted(self) -> Acceptance:
         """The same with little weight."""
@@ -97,7 +100,7 @@ class Acceptance:
         for confidence in confidences:
             bucket = _bucket(confidence)
             judged, right = half[bucket]
-            rates.append((right + CLAIMED * (bucket + 0.5) / BUCKETS) / (judged + CLAIMED))
+            rates.append((right + CLAIMED * CLAIMS[bucket]) / (judged + CLAIMED))
             half = self._buckets[True]
         return rates
 
@@ -128,4 +131,4 @@ def _scaled(counts: Sequence[float], share: float) -> list[float]:
 
 def _bucket(confidence: float) -> int:
     """A confidence that is no number between 0 and 1 is none: the lowest bucket."""
-    return min(int(confidence * BUCKETS), BUCKETS - 1) if 0.0 <= confidence <= 1.0 else 0
+    return bisect_right(EDGES, confidence) if 0.0 <= confidence <= 1.0 else 0

@@ -62,7 +62,7 @@ def test_devices_and_inspect_tell_what_runs(model: str, capsys: pytest.CaptureFi
     assert any(device["kind"] == "cpu" for device in json.loads(capsys.readouterr().out)["devices"])
     assert main(["inspect", "-m", model]) == 0
     out = capsys.readouterr().out
-    for word in ("llama, 2 layers", "MiB", "gpt2", "none in the file", "ngram", "exact"):
+    for word in ("llama, 2 layers", "MiB", "gpt2", "none in the file", "suffix", "exact"):
         assert word in out
 
 

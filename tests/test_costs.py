@@ -199,7 +199,7 @@ def test_rates_are_conditional_on_what_was_judged(history: list[tuple[int, int] 
 
 def test_a_claim_is_replaced_by_what_came_of_it() -> None:
     acceptance = Acceptance()
-    assert acceptance.rates_of([0.9, 0.1]) == pytest.approx([0.875, 0.125])
+    assert acceptance.rates_of([0.9, 0.1]) == pytest.approx([0.935, 0.125])
     for _ in range(60):
         acceptance.judge(2, 1, (0.1, 0.9))  # modest and right, boastful and wrong
     right, wrong = acceptance.rates_of([0.1, 0.9])
