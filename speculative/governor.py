@@ -52,10 +52,10 @@ CURIOSITY = 1.05
 # Verifies until a wider window is tried though it does not look better, doubled each time, while the widest would be PROMISE
 # times better at the price of the widest measured: curves have bumps, and behind a bump they are often flat.
 FIRST_TRY, LAST_TRY = 2, 128
+PROMISE = 1.1
 # Right looks in a row that bring about a verify against the odds, doubled each time: of as many tokens as the stake allows, for
 # two rows may cost twice as much as one, and four hardly more; or prices come from a moment when the machine was busy.
 LONG_STREAK = 4
-PROMISE = 1.1
 SILENCE_MEMORY = 16  # asks that the share of silent ones remembers
 FREE = 0.01  # of a plain step: who costs less is asked in every step, for as much as may be, and judged by the draft
 MOST_DRAFT = 64
@@ -89,6 +89,7 @@ class _Text:
         "purse",
         "rejected",
         "trusted",
+        "trying",
         "wait",
     )  # fmt: skip
 
@@ -105,6 +106,7 @@ class _Text:
         self.failed = 0  # looks in a row that failed
         self.wait = 0  # tokens until the next look
         self.length = 0  # committed tokens when last seen
+        self.trying = False  # the draft under way is to be verified whatever it looks like
         self.asked = False  # in the latest step
         self.looking = False  # the draft under way is not to be verified
         self.proposed = 0  # tokens of the draft under way, verified or not
@@ -143,9 +145,7 @@ class CostGovernor:
         self._costs: dict[int, StepCosts] = {}  # by sequences in a step
         self._texts: dict[int, _Text] = {}  # by request, the latest last
         self._unplain = 0  # steps since the last one that ran the plain graph
-        self._try_at = self._try_after = (
-            FIRST_TRY  # verifies at the next try of a wider window, and from there to another
-        )
+        self._try_at = self._try_after = FIRST_TRY  # verifies until a wider window is tried, and until the next time
         self._journal = Journal(MEASURING)
 
     # -- the choice ----------------------------------------------------------------------------------------------------
@@ -154,22 +154,24 @@ class CostGovernor:
         """Draft tokens to ask for, 0..ceiling; 0 = a plain step."""
         text, costs = self._text(context.key, context.length), self._kind(context.sequences)
         ceiling, plain = min(context.ceiling, MOST_DRAFT), costs.plain(context.length)
-        text.looking, text.proposed, text.pending, text.confidence = False, 0, (), None
+        text.looking = text.trying = False
+        text.proposed, text.pending, text.confidence = 0, (), None
         if ceiling < 1 or not plain:
             return self._plain(MEASURING)
         if self._unplain >= REFRESH:
             return self._plain(REFRESHING)
-        # Acceptance is believed one past the longest streak, and costs up to twice the rows that were measured.
+        # One past the longest streak, and one past the widest step measured: neither is extrapolated further.
         reach = min(ceiling, text.acceptance.reach + 1, costs.forward.most)
         drafts = costs.draft.prices(reach, context.length)
         affordable, window = self._best(text, costs, context.length, text.acceptance.rates(reach), drafts, text.offered)
+        if not window and text.proven and text.acceptance.streak >= text.convinced:
+            text.convinced *= 2
+            text.trying = True
+            return self._widest(costs, context.length, min(ceiling, text.acceptance.streak))
         if text.confident and affordable and drafts[affordable] <= (drafts[window] if window else 0.0) + FREE * plain:
             return affordable  # `keep` decides, knowing the draft
         if window:
             return self._wider(text, costs, context.length, window, affordable, ceiling)
-        if text.proven and text.acceptance.streak >= text.convinced:
-            text.convinced *= 2
-            return self._widest(costs, context.length, min(ceiling, text.acceptance.streak))
         text.looking = True
         if drafts[1] <= FREE * plain:
             self._journal.idle = LOOKING
@@ -190,10 +192,10 @@ class CostGovernor:
             return count
         if text.confident:
             text.confidence = text.pending[0]
-        elif text.looking:
-            return 0
-        elif count >= context.ceiling:
+        if text.trying:
             return count
+        if not text.confident and (text.looking or count >= context.ceiling):
+            return 0 if text.looking else count
         rates = text.acceptance.rates_of(text.pending) if text.confident else text.acceptance.rates(count)
         _, best = self._best(text, costs, context.length, rates, [0.0] * (count + 1), 1.0)
         text.looking = not best

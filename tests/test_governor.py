@@ -218,6 +218,29 @@ def test_a_price_from_a_busy_moment_is_measured_again_where_drafts_are_right() -
     assert play.step(all_of)[1] == 8
 
 
+def test_so_it_is_with_a_drafter_that_says_how_sure_it_is() -> None:
+    governor, length, kept = CostGovernor(), 100, list[int]()
+    for i in range(300):
+        context = WindowContext(0, 8, length, 1)
+        window = governor.choose(context)
+        drafted = (
+            governor.keep(dataclasses.replace(context, ceiling=window), Draft((0,) * window, (0.99,) * window))
+            if window
+            else 0
+        )
+        seconds = PLAIN * (1.0 if not drafted else 5.0 if i < 40 else 1.0 + 0.1 * drafted)
+        governor.record(
+            StepSample(
+                key=0, window=window, drafted=drafted, accepted=drafted, emitted=drafted + 1, discarded=0, silence="",
+                finished=False, length=length, sequences=1, draft_seconds=0.0, forward_seconds=seconds,
+                foreseen=True if window and not drafted else None,
+            )
+        )  # fmt: skip
+        length += drafted + 1
+        kept.append(drafted)
+    assert kept[-1] == 8
+
+
 def test_a_verify_that_became_dear_is_given_up() -> None:
     play = Play(steep(0.1))
     play.tokens(300, all_of)

@@ -190,11 +190,30 @@ def test_weights_that_are_read_instead_of_mapped_give_the_same_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny(tmp_path / "m.gguf", TinyLlama(experts=4))
-    mapped = logits(path)
-    monkeypatch.setattr("tsgg.weights.settings", replace(settings, mmap=False))
+    answers = []
+    for mmap in (True, False, None):
+        monkeypatch.setattr("tsgg.weights.settings", replace(settings, mmap=mmap))
+        with Model(path) as model:
+            assert model.plan.copied == 0 if mmap else mmap is None or model.plan.mapped == 0
+        answers.append(logits(path))
+    assert np.array_equal(answers[0], answers[1]) and np.array_equal(answers[0], answers[2])
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_a_small_model_is_copied_into_huge_pages_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, huge: bool
+) -> None:
+    """But for the table of a head that is not tied to it: a step reads single rows of that."""
+    path = write_tiny(tmp_path / "m.gguf", TinyLlama())
+    monkeypatch.setattr("tsgg.weights.huge_pages", lambda: huge)
     with Model(path) as model:
-        assert model.plan.mapped == 0
-    assert np.array_equal(mapped, logits(path))
+        tensors = model.file.tensors
+        table = tensors["token_embd.weight"].nbytes if "output.weight" in tensors else 0
+        total = sum(info.nbytes for info in tensors.values())
+        assert model.plan.copied == (total - table if huge else 0)
+    monkeypatch.setattr("tsgg.weights.COPY_UP_TO", total - 1)
+    with Model(path) as model:
+        assert model.plan.copied == 0
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "iq4_nl", "mxfp4"])

@@ -24,6 +24,11 @@ def available_memory() -> int | None:
     return min(found) if found else None
 
 
+def huge_pages() -> bool:
+    """Whether the system hands out huge pages to memory that asks for them (Linux)."""
+    return "[always]" in (modes := _read("/sys/kernel/mm/transparent_hugepage/enabled")) or "[madvise]" in modes
+
+
 def mapped_libraries(word: str) -> list[str]:
     """Paths of the libraries in this process whose file name holds `word`; empty where the system does not tell."""
     lines = _read("/proc/self/maps").splitlines()
