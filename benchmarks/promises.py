@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
         }
         report |= {part: measure[part]() for part in parts}
     print(json.dumps(report))
-    return 0
+    return 0 if all(report.get(part, {}).get("identical", True) for part in PARTS) else 1
 
 
 def _prose(llm: LLM, arms: dict[str, Any], rounds: int, temperature: float) -> dict[str, Any]:

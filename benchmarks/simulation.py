@@ -157,7 +157,7 @@ class Ride:
             window = self.governor.choose(context) if ceiling else 0
             drafted = proposed = text.draft(at, window)
             sure = tuple(text.confidences[at : at + drafted]) if text.confidences else ()
-            if window:
+            if drafted:
                 drafted = self.governor.keep(replace(context, ceiling=window), Draft((0,) * drafted, sure))
             foreseen = text.right[at] if proposed and not drafted else None
             accepted = text.accepted(at, drafted)
@@ -187,9 +187,9 @@ class Ride:
         return steps
 
 
-def regret(machine: str, kind: str, drafter: str, seeds: int) -> dict[str, Any]:
+def regret(machine: dict[int, float], kind: str, drafter: str, seeds: int) -> dict[str, Any]:
     """Regret of a first request, and of one that follows a request of changing text."""
-    times = curve(MACHINES[machine])
+    times = curve(machine)
     texts = [make_text(kind, drafter, seed) for seed in range(seeds)]
     fixed = [statistics.fmean(run_fixed(times, text, window) for text in texts) for window in range(WIDEST + 1)]
     best = min(range(WIDEST + 1), key=fixed.__getitem__)
@@ -200,7 +200,6 @@ def regret(machine: str, kind: str, drafter: str, seeds: int) -> dict[str, Any]:
         ride.run(make_text("changing", drafter, 1000 + seed), seed)
         later.append(_total(ride.run(text, seed)))
     return {
-        "machine": machine,
         "text": kind,
         "drafter": drafter,
         "best_window": best,
@@ -211,9 +210,9 @@ def regret(machine: str, kind: str, drafter: str, seeds: int) -> dict[str, Any]:
     }
 
 
-def loss_of_a_change(machine: str, seeds: int) -> float:
+def loss_of_a_change(machine: dict[int, float], seeds: int) -> float:
     """Plain steps lost, on average, in the 64 tokens behind the point where a drafter that was right begins to be wrong."""
-    times, losses = curve(MACHINES[machine]), []
+    times, losses = curve(machine), []
     for seed in range(seeds):
         rng = random.Random(seed)
         change = 200 + rng.randrange(16)
@@ -229,24 +228,27 @@ def _total(steps: list[tuple[int, int, int, float]]) -> float:
     return sum(step[3] for step in steps)
 
 
+def _covers(machine: dict[int, float]) -> bool:
+    return min(machine, default=0) == 1 and max(machine) > WIDEST
+
+
 def simulate(seeds: int, measured: dict[int, float] | None) -> dict[str, Any]:
     """Prints a table and returns it. `measured`: {rows: ms} of this machine in place of "cpu"; 1 to 17 rows."""
-    if measured is not None:
-        if min(measured, default=0) > 1 or max(measured) < WIDEST + 1 or not all(ms > 0 for ms in measured.values()):
-            raise UsageError(f"the curve has {sorted(measured)} rows, expected times from 1 to {WIDEST + 1} rows")
-        MACHINES["cpu"] = measured
+    if measured is not None and not (_covers(measured) and all(ms > 0 for ms in measured.values())):
+        raise UsageError(f"the curve has {sorted(measured)} rows, expected times from 1 to {WIDEST + 1} rows")
+    machines = MACHINES | ({"cpu": measured} if measured is not None else {})
     rows = []
     print(f"{'drafter':8}{'machine':9}{'text':10}{'best':>5}{'its gain':>10}{'governor':>10}{'regret':>9}{'first':>9}")
     for drafter in DRAFTERS:
-        for machine in MACHINES:
+        for machine, points in machines.items():
             for kind in TEXTS:
-                row = regret(machine, kind, drafter, seeds)
+                row = regret(points, kind, drafter, seeds) | {"machine": machine}
                 rows.append(row)
                 print(
                     f"{drafter:8}{machine:9}{kind:10}{row['best_window']:5}{row['best_over_plain']:9.2f}x"
                     f"{row['governor_over_plain']:9.2f}x{row['regret']:9.1%}{row['regret_first']:9.1%}",
                     flush=True,
                 )
-    losses = {machine: loss_of_a_change(machine, seeds) for machine in MACHINES}
+    losses = {machine: loss_of_a_change(points, seeds) for machine, points in machines.items()}
     print("plain steps lost where a text turns: " + ", ".join(f"{m} {loss:.1f}" for m, loss in losses.items()))
     return {"simulated": True, "rows": rows, "loss_of_a_change": losses}

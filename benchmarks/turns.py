@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,15 @@ def main(arguments: argparse.Namespace) -> int:
     if unknown:
         raise UsageError(f"unknown workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
     arms = {"plain": None} | {name: _speculation(name, arguments) for name in arguments.drafters.split(",")}
-    with LLM(arguments.model, n_ctx=arguments.n_ctx, n_threads=arguments.threads) as llm:
+    with ExitStack() as stack:
+        llm = stack.enter_context(LLM(arguments.model, n_ctx=arguments.n_ctx, n_threads=arguments.threads))
         path = llm.model.file.paths[0]
         peers: dict[str, Peer] = {}
-        if arguments.peer is not None:
+        for name in PEER_DRAFTERS if arguments.peer is not None else ():
             server = (arguments.peer, path, arguments.threads, arguments.n_ctx)
-            peers = {name: Peer(*server, name, fresh=arguments.private) for name in PEER_DRAFTERS}
-        try:
-            rows = [_measure(llm, WORKLOADS[name], arms, peers, arguments.rounds) for name in names]
-        finally:
-            for peer in peers.values():
-                peer.close()
+            peers[name] = Peer(*server, name, fresh=arguments.private)
+            stack.callback(peers[name].close)
+        rows = [_measure(llm, WORKLOADS[name], arms, peers, arguments.rounds) for name in names]
     report = {
         "model": path.name, "threads": arguments.threads, "rounds": arguments.rounds, "machine": describe_machine(),
         "workloads": {row["workload"]: row for row in rows},

@@ -4,6 +4,7 @@
 #include <string.h>
 #ifdef __linux__
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 int tsgg_cpu_features(struct ggml_backend_feature * out, int capacity) {
@@ -106,7 +107,7 @@ void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t capacity, int
 
 void tsgg_huge_pages(void * memory, size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    const uintptr_t page = 4096;
+    const uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE);
     const uintptr_t first = ((uintptr_t) memory + page - 1) & ~(page - 1);
     const uintptr_t end = ((uintptr_t) memory + bytes) & ~(page - 1);
     if (end > first) {

@@ -10,21 +10,18 @@ from bisect import insort
 
 from tsgg.speculative.stats import StepSample
 
-MEMORY = (
-    16  # samples that a mean remembers: one odd step moves it by a sixteenth, a slower machine shows within seconds
-)
+# Samples that a mean remembers: one odd step moves it by a sixteenth, a slower machine shows within seconds.
+MEMORY = 16
 # A sample that is half as much again as expected is a stall until the next one confirms it: one stall flips no verdict. The
 # same bound tells a step of the curve from the building of a graph in the first sample of a size.
 STANDS_OUT = 1.5
 # Plain steps, at most, that a row beyond the widest measured step is taken to cost: a second row may cost as much as the first
 # and the third next to nothing, and who believes the line through the first two never finds out.
 HOPE = 0.5
-FORGET = (
-    2048  # samples of a curve after which a size not seen among them counts as unmeasured: the machine was busy then
-)
-SPREAD = (
-    1024.0 * 1024.0
-)  # tokens^2 of context that samples must spread over before their slope counts: noise has one too
+# Samples of a curve after which a size not seen among them counts as unmeasured: the machine may have been busy then.
+FORGET = 2048
+# Tokens^2 of context that samples must spread over before their slope counts: noise has one too.
+SPREAD = 1024.0 * 1024.0
 LONGEST = 3600.0  # seconds; a step that claims more is a broken clock
 
 
@@ -122,8 +119,9 @@ class CostCurve:
             prices.append(high)
             below, low = size, high
         if below < most:
-            slope = (low - start) / (below - first) if below > first else HOPE * low
-            slope = min(slope, HOPE * start) if self._hopeful else slope * (below > first)
+            slope = (low - start) / (below - first) if below > first else 0.0
+            if self._hopeful:
+                slope = HOPE * start if below == first else min(slope, HOPE * start)
             prices += [low + max(0.0, slope) * i for i in range(1, most - below + 1)]
         return prices[: most + 1]
 
@@ -152,7 +150,7 @@ class StepCosts:
         self.forward = CostCurve(hopeful=True)  # by rows; 1 = the plain step, from steps that asked for no draft
         self.silent = (
             CostCurve()
-        )  # size 0: forward of a step that asked and verified nothing; another graph for some heads
+        )  # size 0: forward of a step that asked and verified nothing: for some heads another graph
         self.draft = CostCurve()  # by tokens drafted; 0 = it was asked and had nothing
 
     def plain(self, context: int) -> float:

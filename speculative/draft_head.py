@@ -57,9 +57,8 @@ class DraftHeadSpeculator(Speculator):
 
     name = "draft-head"
     needs_hidden_state = True
-    default_min_draft_prob = (
-        0.15  # of the best token among the ten best: a verify row costs more than a guess at 1 in 7 gives
-    )
+    # Of the best token among the ten best: a verify row costs more than a guess at 1 in 7 gives.
+    default_min_draft_prob = 0.15
 
     def __init__(self, head: DraftHead, pmin: float = default_min_draft_prob) -> None:
         self._head, self._pmin = head, pmin

@@ -189,10 +189,10 @@ class SpeculativeExecution:
             groups.setdefault((len(plan.draft), self._want(plan)), []).append(plan)
         for (_, want), group in groups.items():
             for indices in self.trunk.batches([plan.request.sequence for plan in group]):
-                yield from self._verify([group[i] for i in indices], want)
+                yield from self._verify([group[i] for i in indices], want, len(plans))
 
-    def _verify(self, plans: list[_Plan], want: Want) -> Iterator[Step]:
-        """One forward over sequences with equally many rows, and what each of them accepts."""
+    def _verify(self, plans: list[_Plan], want: Want, sequences: int) -> Iterator[Step]:
+        """One forward over sequences with equally many rows, and what each of them accepts; `sequences` are in the step."""
         start = self._clock()
         tokens = np.array([(plan.request.last, *plan.draft) for plan in plans], dtype=np.int32)
         rows = self.trunk.forward(Batch(tuple(plan.request.sequence for plan in plans), tokens, want))
@@ -200,7 +200,7 @@ class SpeculativeExecution:
         steps: list[Step] = []  # accepted, all of them, before the caller gets one and may run a forward of its own
         try:
             for i, plan in enumerate(plans):
-                steps.append(self._accept(plan, rows, i, want, len(plans), seconds))
+                steps.append(self._accept(plan, rows, i, want, sequences, seconds))
         except Exception:  # one request's sampler: its neighbours' tokens are in memory and must reach their readers
             yield from steps
             raise

@@ -16,7 +16,7 @@ doubles with every failure, is over. So text that turns good is noticed within t
 next token tells whether it was bad luck. How many looks in a row prove a text doubles with every verify that they led to in
 vain.
 
-Rules of older governors, and what brings about the same here:
+What other governors have rules for, and what brings about the same here:
 
   eight-step probes, a verdict for 64 steps   every step is a sample, and the window is chosen anew in every step
   probes that cost a verify                   looks, which cost a draft; widths are tried one beyond the widest measured
@@ -34,6 +34,7 @@ from __future__ import annotations
 from tsgg.speculative.acceptance import Acceptance, expected
 from tsgg.speculative.costs import StepCosts
 from tsgg.speculative.journal import GovernorReport, Journal
+from tsgg.speculative.options import MAX_DRAFT
 from tsgg.speculative.protocol import Draft, WindowContext
 from tsgg.speculative.stats import StepSample
 
@@ -58,10 +59,12 @@ PROMISE = 1.1
 LONG_STREAK = 4
 SILENCE_MEMORY = 16  # asks that the share of silent ones remembers
 FREE = 0.01  # of a plain step: who costs less is asked in every step, for as much as may be, and judged by the draft
-MOST_DRAFT = 64
-MOST_REQUESTS = 32  # texts remembered at a time
+MOST_REQUESTS = (
+    512  # texts remembered at a time: more than a model has sequences, or those side by side would forget each other
+)
 MOST_KINDS = 8  # numbers of sequences per step whose costs are remembered
 
+NO_ROOM = "no room for a draft"
 MEASURING = "measuring plain decode"
 REFRESHING = "refreshing the plain baseline"
 LOSING = "a plain step is faster: the next look at the drafter waits"
@@ -153,10 +156,12 @@ class CostGovernor:
     def choose(self, context: WindowContext) -> int:
         """Draft tokens to ask for, 0..ceiling; 0 = a plain step."""
         text, costs = self._text(context.key, context.length), self._kind(context.sequences)
-        ceiling, plain = min(context.ceiling, MOST_DRAFT), costs.plain(context.length)
+        ceiling, plain = min(context.ceiling, MAX_DRAFT), costs.plain(context.length)
         text.looking = text.trying = False
         text.proposed, text.pending, text.confidence = 0, (), None
-        if ceiling < 1 or not plain:
+        if ceiling < 1:
+            return self._plain(NO_ROOM)
+        if not plain:
             return self._plain(MEASURING)
         if self._unplain >= REFRESH:
             return self._plain(REFRESHING)
@@ -172,22 +177,23 @@ class CostGovernor:
             return affordable  # `keep` decides, knowing the draft
         if window:
             return self._wider(text, costs, context.length, window, affordable, ceiling)
+        if drafts[1] > FREE * plain and (text.wait > 0 or drafts[1] > text.purse * plain):
+            return self._plain(LOSING)
         text.looking = True
-        if drafts[1] <= FREE * plain:
-            self._journal.idle = LOOKING
-            return 1
-        return self._plain(LOSING) if text.wait > 0 or drafts[1] > text.purse * plain else 1
+        self._journal.idle = LOOKING
+        return 1
 
     def keep(self, context: WindowContext, draft: Draft) -> int:
         """How many tokens of this draft to verify, 0..len(draft.tokens); its own cost is spent either way.
 
         A draft is weighed anew if it is shorter than it might be, or comes with confidences; ceiling: the window asked for.
         """
-        count = min(len(draft.tokens), MOST_DRAFT)
+        count = min(len(draft.tokens), MAX_DRAFT)
         text, costs = self._text(context.key, context.length), self._kind(context.sequences)
         text.proposed = count
-        text.confident = len(draft.confidences) >= count > 0
-        text.pending = draft.confidences[:count] if text.confident else ()
+        if count:
+            text.confident = len(draft.confidences) >= count
+        text.pending = draft.confidences[:count] if text.confident and count else ()
         if not count or not costs.plain(context.length):
             return count
         if text.confident:
@@ -239,6 +245,7 @@ class CostGovernor:
         if not unmeasured or most * seconds < PROMISE * tokens * costs.forward.widest(length):
             return window
         self._try_at, self._try_after = self._journal.verifies + self._try_after, min(2 * self._try_after, LAST_TRY)
+        text.trying = True
         return unmeasured[0]
 
     @staticmethod
@@ -256,7 +263,7 @@ class CostGovernor:
 
     def record(self, sample: StepSample) -> None:
         """Learns from a step: its cost, what was accepted, and what it lost or won."""
-        drafted = min(max(sample.drafted, 0), MOST_DRAFT)
+        drafted = min(max(sample.drafted, 0), MAX_DRAFT)
         accepted = min(max(sample.accepted, 0), drafted)
         asked = sample.window > 0
         text, costs = self._text(sample.key, sample.length), self._kind(sample.sequences)
@@ -298,7 +305,8 @@ class CostGovernor:
         seconds = costs.draft.at(proposed, length)
         if drafted:
             seconds += costs.paid(drafted, sample.forward_seconds, length)
-            self._journal.gain(text.trusted, (accepted + 1.0, seconds), plain)
+            if not text.trying:
+                self._journal.gain(text.trusted, (accepted + 1.0, seconds), plain)
         else:
             seconds += costs.of_silence(length)
         gain = accepted + 1 - seconds / plain

@@ -60,6 +60,8 @@ class Journal:
             self.verifies += 1
         elif sample.foreseen is not None:
             self._looks += 1
+        else:
+            self.idle = sample.silence or "the drafter had nothing"
 
     def gain(self, expected: tuple[float, float], came: tuple[float, float], plain: float) -> None:
         """Tokens and seconds that were expected of a verify, and those that came of it."""

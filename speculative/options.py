@@ -81,7 +81,7 @@ class SpeculationOptions:
         if isinstance(value, bool):
             return replace(base, enabled=value)
         if isinstance(value, str):
-            return replace(base, enabled=False) if value == "off" else replace(base, enabled=True, type=value)
+            return replace(base, enabled=False) if value == "off" else cls.parse({"type": value}, base)
         if not isinstance(value, Mapping):
             raise UsageError(
                 f"speculation is {value!r}; "
@@ -92,6 +92,8 @@ class SpeculationOptions:
         if unknown:
             raise UsageError(f"unknown speculation option {', '.join(unknown)}; valid ones are: {', '.join(names)}")
         changes: dict[str, Any] = {"enabled": True, **value}
+        if "draft_model" not in value and not _takes_weights(value.get("type", AUTO)):
+            changes["draft_model"] = None  # named for another type
         if isinstance(changes.get("draft_model"), os.PathLike):
             changes["draft_model"] = os.fspath(changes["draft_model"])
         return replace(base, **changes)
@@ -123,6 +125,11 @@ class SpeculationOptions:
             preferred = trunk.preferred_draft_window
             wanted = DEFAULT_DRAFT if preferred is None else min(DEFAULT_DRAFT, preferred)
         return max(1, min(wanted, speculator.max_draft_tokens))
+
+
+def _takes_weights(kind: object) -> bool:
+    """Whether drafter weights make sense with a type; of one that does not exist the check of options speaks."""
+    return kind == AUTO or kind not in REGISTRY.names() or REGISTRY.requires_draft_head(str(kind))
 
 
 def _is_int(value: object) -> bool:

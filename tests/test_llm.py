@@ -14,10 +14,8 @@ from tsgg.results import GenerationResult
 
 WINDOWS = (1, 2, 3, 4, 7, 8, 15, 16)
 PROMPT = "the hell the hell the hell the"
-NGRAM: dict[str, object] = {
-    "type": "ngram",
-    "adaptive": False,
-}  # what is drafted must not depend on how busy this machine is
+# A fixed window: what is drafted must not depend on how busy this machine is.
+NGRAM: dict[str, object] = {"type": "ngram", "adaptive": False}
 QUOTE = "Repeat: red, green, blue, red, green, blue, red, green, blue, red, green,"
 
 

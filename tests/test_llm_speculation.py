@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.tiny_models import TinyLlama, write_tiny
 from tsgg import LLM, TsggError
+from tsgg.llm import MOST_EXECUTIONS
 from tsgg.speculative.execution import NO_ROOM
 from tsgg.speculative.ngram import NO_MATCH, WEAK_MATCH
 
@@ -70,18 +72,50 @@ def test_without_adaptation_every_step_drafts_all_that_it_may(llm: LLM) -> None:
     assert llm.last.speculation.drafted > 0
 
 
-@pytest.mark.parametrize("change", ["off", "suffix", {"type": "ngram", "draft": 1}])
+@pytest.mark.parametrize("change", ["off", "suffix", {"type": "ngram", "draft": 1, "adaptive": False}])
 def test_speculation_changes_between_two_steps_of_a_stream(llm: LLM, change: object) -> None:
     plain = stream(llm, speculation=None)
+    llm.update_speculation({"type": "ngram", "adaptive": False})
     tokens = []
     for number, chunk in enumerate(llm.stream(PROMPT, max_tokens=TOKENS, temperature=0, seed=3, ignore_eos=True)):
         tokens.append(chunk.token)
         if number == 20:
+            before = llm._executions[llm.speculation].counters.snapshot().steps
             report = llm.update_speculation(change)
+            later = llm._executions[llm.speculation].counters
+            assert later.snapshot().steps == 0
     assert tuple(tokens) == plain and report == llm.speculation_report()
-    assert llm.last is not None and llm.last.speculation.steps > 10, "one count for the whole request"
+    assert llm.last is not None
+    assert llm.last.speculation.steps == before + later.snapshot().steps, "one count for the whole request"
+    assert later.snapshot().steps > 10 and len(later.snapshot().drafted_per_position) <= (
+        1 if isinstance(change, dict) else 8
+    )
     assert (llm.last.speculation.dropped is not None) == (change == "off")
     assert stream(llm) == plain
+
+
+def test_a_change_from_another_thread_waits_for_the_stream(llm: LLM) -> None:
+    chunks = llm.stream(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
+    next(chunks)
+    done: list[str] = []
+    thread = threading.Thread(target=lambda: done.append(llm.update_speculation("off")))
+    thread.start()
+    assert len(list(chunks)) == 19 and llm.last is not None and llm.last.speculation.dropped is None
+    thread.join(10)
+    assert done and not llm.speculation.enabled
+
+
+def test_auto_is_the_default_again_whatever_was_set(llm: LLM) -> None:
+    for change in ("off", "ngram", {"type": "ngram", "draft": 3}):
+        llm.update_speculation(change)
+        llm.update_speculation("auto")
+        assert llm.speculation.enabled and llm.speculation.type == "auto" and llm.speculation.draft is None
+
+
+def test_options_that_are_varied_with_every_call_do_not_pile_up(llm: LLM) -> None:
+    for i in range(40):
+        llm.generate(PROMPT, max_tokens=2, speculation={"type": "suffix", "pmin": i / 100})
+    assert len(llm._executions) <= MOST_EXECUTIONS and len(llm._speculators) <= MOST_EXECUTIONS
 
 
 def test_speculation_that_was_off_is_armed_late_on_the_tokens_that_are_there(llm: LLM) -> None:

@@ -44,14 +44,15 @@ def test_rows_are_the_same_bits_with_a_profile(model: Model) -> None:
 def test_every_kind_of_forward_is_counted_and_its_head_timed(model: Model) -> None:
     profile = model.profile()
     assert model.profile() is profile and profile.phases() == []
-    run(model)
+    for _ in range(2):  # the first forward of a graph is left out, and growing scratch drops the graphs of recurrent layers
+        run(model)
+    before = {(p.kind, p.sequences, p.rows): p.forwards for p in profile.phases()}
     run(model)
     found = {(p.kind, p.sequences, p.rows): p for p in profile.phases()}
-    # All but the first of each graph: 2 prefills, 40 plain steps, 20 verifies.
-    assert {name: phases.forwards for name, phases in found.items()} == {
+    assert {name: phases.forwards - before.get(name, 0) for name, phases in found.items()} == {
         ("prefill", 1, 30): 1,
-        ("decode", 1, 1): 39,
-        ("verify", 1, 4): 19,
+        ("decode", 1, 1): 20,
+        ("verify", 1, 4): 10,
     }
     for phases in found.values():
         assert min(phases.inputs, phases.compute, phases.outputs) > 0

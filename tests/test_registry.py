@@ -233,3 +233,12 @@ def test_the_environment_is_read_from_the_mapping_that_is_passed_in() -> None:
 def test_a_wrong_or_misspelt_variable_is_a_usage_error_that_names_it(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
         SpeculationOptions.from_environment({name: value})
+
+
+def test_a_type_without_weights_leaves_the_drafter_file_of_the_defaults_out() -> None:
+    base = SpeculationOptions(enabled=True, draft_model="head.gguf")
+    assert SpeculationOptions.parse("suffix", base).draft_model is None
+    assert SpeculationOptions.parse({"type": "ngram", "draft": 2}, base).draft_model is None
+    assert SpeculationOptions.parse("draft-head", base).draft_model == "head.gguf"
+    with pytest.raises(UsageError, match="no drafter weights"):
+        SpeculationOptions.parse({"type": "ngram", "draft_model": "head.gguf"}, base)

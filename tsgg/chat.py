@@ -155,7 +155,8 @@ class ReasoningSplitter:
         self._tags = tags
         self._thinking = prompt.rstrip().endswith((tags.open, tags.open + tags.header))
         self._started = self._thinking  # something has been said
-        self._header = ""  # what is still expected behind an open tag
+        # What is still expected behind an open tag.
+        self._header = tags.header if prompt.rstrip().endswith(tags.open) else ""
         self._strip = self._thinking
         self._held = ""
 
@@ -173,6 +174,8 @@ class ReasoningSplitter:
     def flush(self) -> tuple[str, str]:
         """What is still held back, at the end."""
         held, self._held = self._held, ""
+        if self._header.startswith(held):
+            held = ""  # an answer that ends within a tag's header
         return ("", held) if self._thinking else (held, "")
 
     def _skip(self) -> bool:

@@ -202,9 +202,8 @@ class StepRows:
     def __init__(self, forward: Forward, program: StepProgram) -> None:
         self._forward, self._program, self._ticket = forward, program, forward.ticket
         self._read: dict[str, NDArray[np.float32]] = {}
-        self._capped: set[int] = (
-            set()
-        )  # rows of logits that are behind the soft cap: a copy of 1 MB would fault in every time
+        # Rows of logits that are behind the soft cap: it works in place, a copy of 1 MB would fault in every time.
+        self._capped: set[int] = set()
 
     def logits(self, sequence: int, row: int) -> NDArray[np.float32]:
         """[vocab] F32. `row` counts from the sequence's first row; with logits="last" only the last row is there."""

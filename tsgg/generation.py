@@ -88,6 +88,7 @@ class Generation:
         before = self._request
         if before is not None:
             self.execution.disarm(before)
+        if before is not None and before.finished is None and before.remaining != 1:  # else nothing is drafted any more
             request = execution.arm(self.sequence, self.sampler, before.last, before.remaining)
             before.counters.dropped, request.counters = request.counters.dropped, before.counters
             self._request = request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +35,8 @@ from tsgg.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
+MOST_EXECUTIONS = 16  # sets of options remembered: a caller who varies them with every call must not fill the memory
+
 
 class LLM:
     """A GGUF model ready to generate. Calls are serialised by a lock; two LLMs run side by side.
@@ -60,7 +63,8 @@ class LLM:
         environment = SpeculationOptions.from_environment(settings.spec)
         if "TS_SPEC" not in settings.spec:
             environment = replace(environment, enabled=True)
-        self.speculation = _options(speculation, environment)
+        self._environment = environment
+        self.speculation = self._options(speculation, environment)
         self.model = Model(
             resolve_model(model),
             device=device,
@@ -74,7 +78,8 @@ class LLM:
             self.tokenizer = Tokenizer.from_metadata(metadata)
             self.template = ChatTemplate.from_tokenizer(self.tokenizer)
             self._sequence = self.model.new_sequence()
-            self._executions: dict[SpeculationOptions, SpeculativeExecution] = {}
+            self._executions: OrderedDict[SpeculationOptions, SpeculativeExecution] = OrderedDict()
+            self._speculators: dict[SpeculationOptions, Speculator | Decline] = {}
             self._keys = itertools.count()
             self._governors: dict[tuple[str, str | None], CostGovernor] = {}  # by drafter and its file
             self._execution(self.speculation)
@@ -176,7 +181,7 @@ class LLM:
         """The assistant's turn after `messages` ({"role", "content"} each), by the file's chat template.
 
         `tools`, `enable_thinking` and the entries of `template` reach the template; tool calls in the answer are not
-        parsed. What stands in <think> tags is `reasoning_content`. Raises `UsageError` for a model without a template.
+        parsed. What stands in reasoning tags is `reasoning_content`. Raises `UsageError` for a model without a template.
         """
         if self.template is None:
             raise UsageError(
@@ -209,15 +214,14 @@ class LLM:
     def update_speculation(self, speculation: object) -> str:
         """Replaces the LLM's speculation: what the constructor takes, on top of what is set now. Returns its report.
 
-        A stream of this thread goes on with it from its next token on; a call of another thread is waited for. Nothing has to
+        A stream of this thread goes on with it from its next step on; a call of another thread is waited for. Nothing has to
         be loaded again, except the weights of a new drafter. Raises `UsageError`, and what loading a drafter raises; then all
         stays as it was.
         """
-        options = _options(speculation, self.speculation)
         if self._owner == threading.get_ident():
-            return self._update(options)
+            return self._update(speculation)
         with self._lock:
-            return self._update(options)
+            return self._update(speculation)
 
     def forget(self) -> None:
         """Empties the kept sequence: the next prompt is computed whole."""
@@ -261,13 +265,32 @@ class LLM:
                 yield ChatChunk(content, reasoning, chunk)
 
     def _execution(self, options: SpeculationOptions) -> SpeculativeExecution:
-        """One execution per set of options, so that its counters and costs carry over between calls."""
+        """One execution per set of options, the latest MOST_EXECUTIONS; drafters and what they remember are shared."""
         if options not in self._executions:
-            wants_head = options.enabled and (options.type == AUTO or REGISTRY.requires_draft_head(options.type))
-            speculator = REGISTRY.create(options.type, self.model, options, self._head(options) if wants_head else None)
+            speculator = self._speculator(options)
             policy = self._governor(speculator, options)
             self._executions[options] = SpeculativeExecution(self.model, speculator, options, policy, keys=self._keys)
+            while len(self._executions) > MOST_EXECUTIONS:
+                self._executions.popitem(last=False)
+        self._executions.move_to_end(options)
         return self._executions[options]
+
+    def _speculator(self, options: SpeculationOptions) -> Speculator | Decline:
+        """The drafter of these options, or why there is none; one for all that differ in the window only."""
+        same = replace(options, draft=None, adaptive=True)
+        if same not in self._speculators:
+            wants_head = options.enabled and (options.type == AUTO or REGISTRY.requires_draft_head(options.type))
+            head = self._head(options) if wants_head else None
+            self._speculators[same] = REGISTRY.create(options.type, self.model, options, head)
+            while len(self._speculators) > MOST_EXECUTIONS:
+                del self._speculators[next(iter(self._speculators))]
+        return self._speculators[same]
+
+    def _options(self, speculation: object, base: SpeculationOptions) -> SpeculationOptions:
+        """None switches off; "auto" is what the environment says, else on; anything else is on top of `base`."""
+        if isinstance(speculation, str) and speculation == AUTO:
+            return self._environment
+        return SpeculationOptions.parse("off" if speculation is None else speculation, base)
 
     def _head(self, options: SpeculationOptions) -> DraftHead | None:
         """Drafter weights: those of the file that was named, else those that the model's own file carries."""
@@ -279,7 +302,8 @@ class LLM:
             return None
         return self._governors.setdefault((speculator.name, options.draft_model), CostGovernor())
 
-    def _update(self, options: SpeculationOptions) -> str:
+    def _update(self, speculation: object) -> str:
+        options = self._options(speculation, self.speculation)
         execution = self._execution(options)
         self.speculation = options
         if self._generation is not None:
@@ -289,12 +313,12 @@ class LLM:
     @contextmanager
     def _running(self, ids: list[int], params: SamplingParams, speculation: object) -> Iterator[Generation]:
         """Holds the lock while a generation on the kept sequence runs."""
-        options = self.speculation if speculation is ... else _options(speculation, self.speculation)
         if self._owner == threading.get_ident():
             raise UsageError("this LLM is streaming in the same thread: finish or close that stream first")
         with self._lock:
             self._owner = threading.get_ident()
             try:
+                options = self.speculation if speculation is ... else self._options(speculation, self.speculation)
                 if self.tokenizer.suppressed:
                     never = dict.fromkeys(self.tokenizer.suppressed, -math.inf)
                     params = replace(params, logit_bias={**(params.logit_bias or {}), **never})
@@ -317,13 +341,6 @@ class LLM:
                     self.last = generation.result()
             finally:
                 self._owner = None
-
-
-def _options(speculation: object, base: SpeculationOptions) -> SpeculationOptions:
-    """None switches off; "auto" is whatever `base` (the environment, the LLM) says."""
-    if speculation is None:
-        speculation = "off"
-    return SpeculationOptions.parse(None if speculation == AUTO else speculation, base)
 
 
 def _is_id(item: object) -> bool:

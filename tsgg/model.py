@@ -162,6 +162,7 @@ class Model:
         None as well, with a logged reason, for a kind that is not implemented: the trunk runs without it.
         Raises `ModelFileError` for one that is announced and not there, `OutOfMemoryError`.
         """
+        self._check_open()
         if self._draft_head is not None:
             return self._draft_head
         try:
@@ -182,8 +183,7 @@ class Model:
         Raises `ModelFileError` (missing, damaged), `UnsupportedError` (a file of another architecture or an older dialect),
         `UsageError` (a drafter of another target, with the fields that disagree), `OutOfMemoryError`.
         """
-        if self._forward.closed:
-            raise UsageError("this model was closed: load it again")
+        self._check_open()
         key = os.path.abspath(path)
         head = self._draft_models.get(key)
         if head is None:
@@ -209,6 +209,7 @@ class Model:
         while self._closers:
             self._closers.pop().close()
         self._draft_models.clear()
+        self._draft_head = None
 
     def __enter__(self) -> Model:
         return self
@@ -218,6 +219,10 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({self.file.paths[0].name!r}, {self.arch.name}, n_ctx={self.n_ctx}, device={self.device.name!r})"
+
+    def _check_open(self) -> None:
+        if self._forward.closed:
+            raise UsageError("this model was closed: load it again")
 
     def _type_bytes(self) -> dict[int, int]:
         """Bytes of the file's tensors by ggml type."""

@@ -28,7 +28,9 @@ class MemoryPlan:
     cache: int  # KV and recurrent states of all slots
     scratch: int  # estimate of the largest prefill graph's intermediate results
     free: int
-    snapshots: int = 0  # recurrent layers: the states after every row of one sequence's verify, at the preferred window
+    snapshots: int = (
+        0  # recurrent layers: the states after every row of one sequence's verify, at the architecture's window
+    )
     checkpoints: int = 0  # recurrent layers: the states that a sequence can be cut back to, of all slots together
     head: int = 0  # weights and cache of the draft head in the file, which are loaded when speculation wants them
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,9 @@ class Profile:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._phases: dict[tuple[str, int, int], Phases] = {}
-        self._seen: set[Key] = set()
+        self._seen: WeakSet[StepProgram] = (
+            WeakSet()
+        )  # whose first forward, which touches its memory for the first time, is over
         self._heads: dict[int, _Head] = {}
         self._latest: Key | None = None
 
@@ -63,12 +66,13 @@ class Profile:
         done = time.perf_counter()
         key = program.key
         phases = self._of(key)
-        if key in self._seen:
+        counted = program in self._seen
+        self._seen.add(program)
+        if counted:
             phases.forwards += 1
             phases.inputs += filled - started
             phases.compute += done - filled
-        self._seen.add(key)
-        return _TimedRows(self._forward, program, phases)
+        return _TimedRows(self._forward, program, phases if counted else None)
 
     def phases(self) -> list[Phases]:
         """What was timed, the kind with most time first."""
@@ -118,9 +122,9 @@ class Profile:
 
 
 class _TimedRows(StepRows):
-    def __init__(self, forward: Forward, program: StepProgram, phases: Phases) -> None:
+    def __init__(self, forward: Forward, program: StepProgram, phases: Phases | None) -> None:
         super().__init__(forward, program)
-        self._phases, self._counted = phases, phases.forwards
+        self._phases = phases
 
     def logits(self, sequence: int, row: int) -> NDArray[np.float32]:
         started = time.perf_counter()
@@ -141,7 +145,7 @@ class _TimedRows(StepRows):
         return found
 
     def _add(self, started: float) -> None:
-        if self._counted:
+        if self._phases is not None:
             self._phases.outputs += time.perf_counter() - started
 
 

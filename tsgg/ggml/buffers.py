@@ -57,9 +57,7 @@ class TensorSet:
         self.buffers.append(buffer)
         if weights:
             lib.ggml_backend_buffer_set_usage(buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-            if text(lib.ggml_backend_buft_name(buffer_type)).startswith(
-                "CPU"
-            ):  # read whole in every step: 3 % of its time
+            if text(lib.ggml_backend_buft_name(buffer_type)).startswith("CPU"):  # every step reads all of it
                 lib.tsgg_huge_pages(lib.ggml_backend_buffer_get_base(buffer), lib.ggml_backend_buffer_get_size(buffer))
         if clear:
             lib.ggml_backend_buffer_clear(buffer, 0)

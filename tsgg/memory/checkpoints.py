@@ -93,7 +93,7 @@ class Checkpoints:
         return bool(self._entries)
 
     def _least_missed(self) -> int:
-        """Of the slot with the most entries the one closest to its neighbours; never the longest."""
+        """Of the slot with the most entries the one closest to its neighbours; the longest only if it is alone."""
         owners = [entry.slot for entry in self._entries if entry is not None]
         slot = max(owners, key=owners.count)
         lengths = [0, *self.lengths(slot)]

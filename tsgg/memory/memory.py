@@ -40,6 +40,7 @@ class Memory:
     def __init__(self, layers: Layers, context: int, slots: int, device: Device, type_k: str, type_v: str) -> None:
         """`layers` is the architecture's geometry, a layer each. Raises `UsageError`, `OutOfMemoryError`."""
         self.arenas: dict[str, KVArena] = {}
+        self.closed = False
         self.recurrent: RecurrentArena | None = None
         recurrent = {i: layer for i, layer in enumerate(layers) if isinstance(layer, Recurrent)}
         self.sources = {i: _source(i, layer) for i, layer in enumerate(layers)}  # layer -> whose cache it reads
@@ -63,9 +64,9 @@ class Memory:
         return tuple(arena.bucket(length) for arena in self.arenas.values())
 
     def go_back(self, slot: int, length: int, highest: int) -> int:
-        """The most tokens, up to `length`, that a longer sequence can be cut back to: it is, where it has recurrent states.
+        """The most tokens, up to `length`, that a longer sequence can go on from.
 
-        Those go back to a checkpoint only.
+        Recurrent states are set back, to a checkpoint; otherwise the length is answered and nothing changes.
         """
         if self.recurrent is None:
             return length if self.reachable(length, highest) else 0
@@ -140,6 +141,7 @@ class Memory:
         )
 
     def close(self) -> None:
+        self.closed = True
         for arena in self._parts():
             arena.close()
 

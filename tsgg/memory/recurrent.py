@@ -192,7 +192,10 @@ class RecurrentArena:
         self._empty[slot] = True
 
     def go_back(self, slot: int, length: int) -> None:
-        """The slot's sequence is cut to `length` tokens, one of `checkpoints.lengths`: its state is that of old."""
+        """The slot's sequence is cut to `length` tokens, one of `checkpoints.lengths`.
+
+        The state after those is the live one again.
+        """
         self.checkpoints.forget(slot, length)
         self.checkpoints.restore(slot, length)
         self.side = 0  # of a lone slot; what lies in scratch is void

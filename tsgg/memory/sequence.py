@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tsgg.errors import ContextFullError, TsggError, UsageError
@@ -44,10 +46,11 @@ class Sequence:
         """
         if not 0 <= kept <= len(self.pending):
             raise UsageError(f"commit({kept}): the last forward left {len(self.pending)} rows")
-        if kept:
-            self._memory.commit(self.slot, kept, len(self.tokens) + kept)
-        self.tokens.extend(self.pending[:kept])
-        self.pending = []
+        with self._whole():
+            if kept:
+                self._memory.commit(self.slot, kept, len(self.tokens) + kept)
+            self.tokens.extend(self.pending[:kept])
+            self.pending = []
 
     def truncate(self, length: int) -> int:
         """Forgets every row past `length`; returns the length reached.
@@ -57,14 +60,32 @@ class Sequence:
         """
         if length < 0:
             raise UsageError(f"truncate({length}): a length is not negative")
-        self.pending = []
-        if length < len(self.tokens):
-            length = self._memory.go_back(self.slot, length, self._highest)
-        del self.tokens[length:]
-        if not self.tokens:
-            self._highest = 0
-            self._memory.reset(self.slot)
+        if self._memory.closed:
+            raise TsggError("this model was closed: load it again")
+        with self._whole():
+            self.pending = []
+            if length < len(self.tokens):
+                length = self._memory.go_back(self.slot, length, self._highest)
+            del self.tokens[length:]
+            if not self.tokens:
+                self._empty()
         return len(self.tokens)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """An interrupt between memory and tokens empties the sequence: a recurrent state must not be ahead of its tokens."""
+        try:
+            yield
+        except TsggError:  # refused, with nothing changed
+            raise
+        except BaseException:
+            self._empty()
+            raise
+
+    def _empty(self) -> None:
+        self.tokens.clear()
+        self.pending, self._highest = [], 0
+        self._memory.reset(self.slot)
 
     def check_room(self, rows: int) -> None:
         """Raises `ContextFullError` when `rows` more do not fit, `TsggError` on a sequence that was given back.
