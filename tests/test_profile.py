@@ -44,7 +44,8 @@ def test_rows_are_the_same_bits_with_a_profile(model: Model) -> None:
 def test_every_kind_of_forward_is_counted_and_its_head_timed(model: Model) -> None:
     profile = model.profile()
     assert model.profile() is profile and profile.phases() == []
-    for _ in range(2):  # the first forward of a graph is left out, and growing scratch drops the graphs of recurrent layers
+    # The first forward of a graph is left out, and growing scratch drops the graphs of recurrent layers.
+    for _ in range(2):
         run(model)
     before = {(p.kind, p.sequences, p.rows): p.forwards for p in profile.phases()}
     run(model)
