@@ -264,7 +264,7 @@ def _snapshots(model: Model, sequence: Sequence, tokens: np.ndarray, rounds: int
         for number in range(rounds + 1):
             # Of another shape of hidden rows, so that the two are two graphs.
             kept = [_forward(model, sequence, tokens[:rows], Want("all", "all")) for _ in range(STEPS)]
-            with mock.patch.object(Key, "partly", False):
+            with mock.patch.object(Key, "purpose", "chunk"):
                 one = [_forward(model, sequence, tokens[:rows], Want("all", "last")) for _ in range(STEPS)]
             if number:
                 every.append(1e3 * statistics.median(kept))

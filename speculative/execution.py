@@ -276,7 +276,7 @@ class SpeculativeExecution:
             tokens.append(int(request.sampler.sample(rows.logits(index, row), length + row + 1)))
             if request.sampler.finished is not None or row == len(draft) or tokens[-1] != draft[row]:
                 break
-        request.sequence.commit(len(tokens))
+        again = request.sequence.commit(len(tokens))
         committed = [request.next_input, *tokens[:-1]]
         request.advance(tokens)
         drawn = self._clock()
@@ -297,6 +297,7 @@ class SpeculativeExecution:
             draft_seconds=plan.draft_seconds + self._clock() - drawn,
             forward_seconds=seconds + drawn - start,
             bare=want.hidden == "none" and not want.taps,
+            again=again,
             foreseen=None if plan.guess is None else tokens[0] == plan.guess,
         )
         for listener in (request.counters, self.counters, self.policy):

@@ -70,8 +70,8 @@ class Sequence(Protocol):
         """`len(tokens)`, the position of the next row."""
         ...
 
-    def commit(self, kept: int) -> None:
-        """Keep the first `kept` rows of the last forward."""
+    def commit(self, kept: int) -> int:
+        """Keep the first `kept` rows of the last forward; returns how many of them had to be forwarded again for it."""
         ...
 
     def truncate(self, n: int) -> int:

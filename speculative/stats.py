@@ -27,6 +27,7 @@ class StepSample:
     draft_seconds: float  # propose + the speculator's commit
     forward_seconds: float  # forward + draws + the memory's commit
     bare: bool = True  # the forward asked for logits alone: without drafts, plain decoding's own graph
+    again: int = 0  # rows that the memory's commit had to forward a second time
     foreseen: bool | None = None  # a draft was there and not verified: whether its first token is what was drawn
 
 
@@ -41,6 +42,7 @@ class SpeculationStats:
     accepted: int = 0
     emitted: int = 0
     discarded: int = 0
+    again: int = 0  # rows forwarded a second time, on a device that cannot keep a recurrent state per row
     drafted_per_position: tuple[int, ...] = ()  # verifies that had a draft at window position i
     accepted_per_position: tuple[int, ...] = ()  # verifies that accepted it
     silent_steps: int = 0  # armed, but nothing drafted
@@ -69,6 +71,7 @@ class SpeculationCounters:
         self._steps = 0
         self._emitted = 0
         self._discarded = 0
+        self._again = 0
         self._drafted_at: list[int] = []
         self._accepted_at: list[int] = []
         self._verifies = 0
@@ -81,6 +84,7 @@ class SpeculationCounters:
         self._steps += 1
         self._emitted += sample.emitted
         self._discarded += sample.discarded
+        self._again += sample.again
         self._draft_seconds += sample.draft_seconds
         if sample.silence:
             self._silence[sample.silence] += 1
@@ -107,6 +111,7 @@ class SpeculationCounters:
             accepted=sum(self._accepted_at),
             emitted=self._emitted,
             discarded=self._discarded,
+            again=self._again,
             drafted_per_position=tuple(self._drafted_at),
             accepted_per_position=tuple(self._accepted_at),
             silent_steps=self._silence.total(),

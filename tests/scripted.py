@@ -65,12 +65,13 @@ class ScriptedSequence:
     def length(self) -> int:
         return len(self.tokens)
 
-    def commit(self, kept: int) -> None:
+    def commit(self, kept: int) -> int:
         assert 1 <= kept <= len(self.pending), f"{kept} rows kept of {len(self.pending)}"
         for token, state in self.pending[:kept]:
             self.tokens.append(token)
             self.states.append(state)
         self.pending = []
+        return 0
 
     def truncate(self, n: int) -> int:
         del self.tokens[n:], self.states[n + 1 :]

@@ -386,6 +386,7 @@ def test_no_row_is_forwarded_twice(golden_dir: Path, monkeypatch: pytest.MonkeyP
         _, execution = speculate(model, [prompt], GREEDY, head_speculator(model, 0.0), 5)
         stats = execution.counters.snapshot()
     assert stats.accepted < stats.drafted and sum(rows) == len(prompt) + stats.steps + stats.drafted
+    assert stats.again == 0
 
 
 def test_requests_together_give_what_each_gives_alone(golden_dir: Path) -> None:

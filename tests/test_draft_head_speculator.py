@@ -48,7 +48,7 @@ class Text:
     def length(self) -> int:
         return len(self.tokens)
 
-    def commit(self, kept: int) -> None: ...
+    def commit(self, kept: int) -> int: ...
 
     def truncate(self, n: int) -> int:
         return n

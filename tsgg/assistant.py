@@ -25,6 +25,7 @@ from tsgg.gguf import GGUFFile
 from tsgg.memory import Memory, Sequence
 from tsgg.memory.kv import KVInputs, KVStep
 from tsgg.memory.memory import MemoryStep, StepInputs
+from tsgg.memory.recurrent import Purpose
 from tsgg.models.base import Architecture
 from tsgg.models.gemma4_assistant import OLDER_DIALECTS, TARGET_TABLE, Gemma4Assistant
 from tsgg.speculative.protocol import Draft, HeadRows, Want
@@ -159,7 +160,7 @@ class _Lent:
         self._sources = {block: memory.sources[donor] for block, donor in enumerate(donors)}
 
     def step(
-        self, g: GraphBuilder, first: int, sequences: int, rows: int, buckets: tuple[int, ...], partly: bool = False
+        self, g: GraphBuilder, first: int, sequences: int, rows: int, buckets: tuple[int, ...], purpose: Purpose
     ) -> MemoryStep:
         steps = {
             name: KVStep(arena, g, name, first, sequences, rows, cells)

@@ -23,6 +23,7 @@ from tsgg.ggml.devices import Backend
 from tsgg.ggml.graph import Graph
 from tsgg.ggml.library import cpu_features, ffi, lib
 from tsgg.memory import Memory, Sequence
+from tsgg.memory.recurrent import Purpose
 from tsgg.models.base import Architecture
 from tsgg.settings import settings
 from tsgg.speculative.protocol import Batch, Want
@@ -43,11 +44,14 @@ class Key:
     first_slot: int
     cells: tuple[int, ...]  # read of every arena
     want: Want
+    again: bool = False  # rows that were forwarded before, for the recurrent state after them
 
     @property
-    def partly(self) -> bool:
-        """Whether any number of the rows may be committed, as a verify's: whoever accepts reads the logits of all."""
-        return self.want.logits == "all"
+    def purpose(self) -> Purpose:
+        """Any number of the rows may be committed where the logits of all are read: whoever accepts needs them."""
+        if self.again:
+            return "again"
+        return "verify" if self.want.logits == "all" else "chunk"
 
 
 class StepGraph:
@@ -57,7 +61,7 @@ class StepGraph:
         self.key, self.g, self.layers, self.weights = key, g, arch.layers, weights
         self.rows = key.rows * key.sequences
         self.positions = g.input("positions", I32, self.rows)
-        self.memory = memory.step(g, key.first_slot, key.sequences, key.rows, key.cells, key.partly)
+        self.memory = memory.step(g, key.first_slot, key.sequences, key.rows, key.cells, key.purpose)
         self.taps: dict[int, Tensor] = {}
         want = key.want
         self._all = want.logits == "all" or want.hidden == "all"
@@ -253,7 +257,7 @@ class Forward:
         self.closed = False
         self.profile: Profile | None = None  # times the forwards while it is there
         self._programs: OrderedDict[Key, StepProgram] = OrderedDict()
-        memory.use(backends[0])
+        memory.use(backends[0], self._forward_again)
 
     def run(self, batch: Batch) -> StepRows:
         """Forwards the batch; each sequence then has T pending rows, kept by `commit`.
@@ -275,6 +279,11 @@ class Forward:
         for sequence, row in zip(sequences, rows, strict=True):
             sequence.wrote(row)
         return handed_out
+
+    def _forward_again(self, slot: int, tokens: list[int], first: int) -> None:
+        """Rows of the last forward once more, for the state after them. What that handed out stays valid."""
+        key = Key(len(tokens), 1, slot, self.memory.buckets(first + len(tokens)), Want("none"), again=True)
+        self._program(key, keep=2).run([tokens], [first])
 
     def graph_bytes(self) -> int:
         return sum(program.graph.nbytes for program in self._programs.values())
@@ -306,18 +315,19 @@ class Forward:
                 raise UsageError(f"tap {layer}: the model has residuals 0..{self.arch.layers}")
         return Key(rows, len(sequences), first, self.memory.buckets(longest + rows), want)
 
-    def _program(self, key: Key) -> StepProgram:
+    def _program(self, key: Key, keep: int = 1) -> StepProgram:
+        """The graph for a key. The `keep` last used ones stay, whatever they weigh."""
         program = self._programs.get(key)
         if program is not None:
             self._programs.move_to_end(key)
             return program
-        if not self.memory.has_room(key.sequences, key.rows, key.partly):
+        if not self.memory.has_room(key.sequences, key.rows, key.purpose):
             self._drop_programs()  # they hold addresses of what is about to move
-            self.memory.make_room(key.sequences, key.rows, key.partly)
+            self.memory.make_room(key.sequences, key.rows, key.purpose)
         program = StepProgram(key, self.arch, self.weights, self.memory, self.backends)
         self._programs[key] = program
         held = self.graph_bytes()
-        while held > settings.graph_budget and len(self._programs) > 1:
+        while held > settings.graph_budget and len(self._programs) > keep:
             _, oldest = self._programs.popitem(last=False)
             held -= oldest.graph.nbytes
             oldest.graph.close()

@@ -69,6 +69,8 @@ class GenerationResult:
             return f"{line}; no speculation: {spec.dropped}"
         line += f"; drafted {spec.drafted}, accepted {spec.accepted} ({100 * spec.acceptance:.0f} %)"
         line += f", {spec.tokens_per_verify:.2f} tokens per verify over {spec.verifies} verifies"
+        if spec.again:
+            line += f"; {spec.again} rows forwarded again: this device keeps no recurrent state per row"
         if not spec.drafted and spec.silence_reasons:
             reason = max(spec.silence_reasons, key=lambda name: spec.silence_reasons[name])
             line += f"; no drafts in {spec.steps} steps because {reason}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Sequences
 from dataclasses import replace
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend, Device
 from tsgg.memory.kv import KVArena, KVInputs, KVStep, cell_bytes, round_cells
 from tsgg.memory.recurrent import (
-    Layout,
+    Purpose,
     RecurrentArena,
     RecurrentInputs,
     RecurrentStep,
@@ -32,6 +32,7 @@ PROMPT_END = 4  # tokens
 WORTH_A_CHUNK = 256  # tokens of a prompt: a chunk more costs about a step
 
 Layers = Sequences[Attention | Recurrent]  # a model's geometry, layer by layer
+Again = Callable[[int, list[int], int], None]  # slot, tokens, position of the first
 
 
 class Memory:
@@ -42,6 +43,7 @@ class Memory:
         self.arenas: dict[str, KVArena] = {}
         self.closed = False
         self.recurrent: RecurrentArena | None = None
+        self._again: Again | None = None
         recurrent = {i: layer for i, layer in enumerate(layers) if isinstance(layer, Recurrent)}
         self.sources = {i: _source(i, layer) for i, layer in enumerate(layers)}  # layer -> whose cache it reads
         self.writers = [i for i, source in self.sources.items() if i == source]  # layers that keep something
@@ -76,10 +78,16 @@ class Memory:
                 return kept
         return 0
 
-    def commit(self, slot: int, kept: int, length: int) -> None:
-        """The slot's sequence keeps the first `kept` rows of its last forward, and has `length` tokens then."""
-        if self.recurrent is not None:
-            self.recurrent.commit(slot, kept, length)
+    def commit(self, slot: int, tokens: list[int], length: int) -> int:
+        """The slot's sequence of `length` tokens keeps these, the first rows of its last forward.
+
+        Returns how many rows had to be forwarded again for it: 0, but on a device that cannot keep a state per row.
+        """
+        if self.recurrent is None or self.recurrent.commit(slot, len(tokens), length + len(tokens)):
+            return 0
+        assert self._again is not None
+        self._again(slot, tokens, length)
+        return len(tokens)
 
     def reachable(self, length: int, highest: int) -> bool:
         """Whether every window still holds what a sequence needs to go on from `length`; see `KVArena.reachable`."""
@@ -112,33 +120,35 @@ class Memory:
         if self.recurrent is not None:
             self.recurrent.reset(slot)
 
-    def use(self, backend: Backend) -> None:
-        """Names the backend that the forward runs on: what memory copies by itself has to keep its order."""
+    def use(self, backend: Backend, again: Again) -> None:
+        """Names the backend that the forward runs on: what memory copies by itself has to keep its order.
+
+        `again` forwards rows a second time, with the purpose of that name.
+        """
         if self.recurrent is not None:
-            self.recurrent.backend = backend
+            self.recurrent.backend, self._again = backend, again
 
-    def has_room(self, sequences: int, rows: int, partly: bool) -> bool:
-        """Whether a graph of that shape can be built; `partly`: any number of its rows may be committed."""
-        return self.recurrent is None or self.recurrent.has_room(Layout.of(0, sequences, rows, partly))
+    def has_room(self, sequences: int, rows: int, purpose: Purpose) -> bool:
+        """Whether a graph of that shape can be built."""
+        return self.recurrent is None or self.recurrent.has_room(self.recurrent.layout(0, sequences, rows, purpose))
 
-    def make_room(self, sequences: int, rows: int, partly: bool) -> None:
+    def make_room(self, sequences: int, rows: int, purpose: Purpose) -> None:
         """Makes `has_room` true. Graphs built before must not run again. Raises `OutOfMemoryError`."""
         if self.recurrent is not None:
-            self.recurrent.make_room(Layout.of(0, sequences, rows, partly))
+            self.recurrent.make_room(self.recurrent.layout(0, sequences, rows, purpose))
 
     def step(
-        self, g: GraphBuilder, first: int, sequences: int, rows: int, buckets: tuple[int, ...], partly: bool = False
+        self, g: GraphBuilder, first: int, sequences: int, rows: int, buckets: tuple[int, ...], purpose: Purpose
     ) -> MemoryStep:
-        """`partly`: any number of the rows may be committed, not only none or all."""
+        """Memory's part of a graph that is about to be built."""
         steps = {
             name: KVStep(arena, g, name, first, sequences, rows, cells)
             for (name, arena), cells in zip(self.arenas.items(), buckets, strict=True)
         }
         if self.recurrent is None:
             return MemoryStep(steps, self.sources)
-        return MemoryStep(
-            steps, self.sources, RecurrentStep(self.recurrent, g, Layout.of(first, sequences, rows, partly))
-        )
+        layout = self.recurrent.layout(first, sequences, rows, purpose)
+        return MemoryStep(steps, self.sources, RecurrentStep(self.recurrent, g, layout))
 
     def close(self) -> None:
         self.closed = True

@@ -12,6 +12,9 @@ Where a forward hands out the logits of all its rows (a verify, at most 65 rows)
 number of rows can be committed. Any other (a prefill chunk) keeps the state after its last row only, and is committed whole.
 Scratch belongs to the last forward: its rows are committed before the next one, or never.
 
+On a device whose delta rule hands out the last state alone a verify keeps that one too. Where a part of its rows is committed
+the live state is still the one before them, and the kept rows are forwarded again, into it (`Memory.commit` counts them).
+
 With a single sequence on the CPU a plain step copies nothing: its commit only notes that the state now lies in scratch, and the
 next one-row graph runs the other way round, from scratch into the live state. Any other forward settles first, by the copy.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -32,6 +35,7 @@ from tsgg.ggml.builder import GraphBuilder
 from tsgg.ggml.devices import Backend, Device
 from tsgg.ggml.graph import Graph
 from tsgg.ggml.library import ffi, lib
+from tsgg.memory import snapshots
 from tsgg.memory.checkpoints import Checkpoints, pool_entries
 from tsgg.memory.turn import Turn, address
 from tsgg.models.base import Recurrent
@@ -39,8 +43,11 @@ from tsgg.speculative.options import MAX_DRAFT
 
 log = logging.getLogger("tsgg.memory")
 
+# What a forward's rows are there for. "verify": any number of them may be committed. "chunk": all or none. "again": they are
+# committed already, and the state after them is still to be made.
+Purpose = Literal["verify", "chunk", "again"]
+
 LARGEST_VERIFY = 1 + MAX_DRAFT  # rows
-GPU_STATES = (16, 32, 64, 128)  # key dimensions that GPU kernels know; CUDA's aborts the process on any other
 FLOAT = 4  # bytes: states are F32 whatever the KV type is
 
 
@@ -52,11 +59,7 @@ class Layout:
     sequences: int
     count: int
     every: bool  # the state after every row is kept, not the last one's alone
-
-    @classmethod
-    def of(cls, first: int, sequences: int, count: int, partly: bool) -> Layout:
-        """`partly`: any number of the rows may be committed."""
-        return cls(first, sequences, count, count == 1 or (partly and count <= LARGEST_VERIFY))
+    purpose: Purpose = "verify"
 
     @property
     def states(self) -> int:
@@ -77,11 +80,7 @@ class RecurrentArena:
         self.shape = shapes.pop()
         if shapes:
             raise UnsupportedError("recurrent layers of different geometry in one model are not implemented")
-        if not device.is_cpu and self.shape.key_dim not in GPU_STATES:
-            raise UnsupportedError(
-                f"recurrent states of {self.shape.key_dim} channels do not run on {device.name}, which computes "
-                f"{', '.join(map(str, GPU_STATES))}: use device='cpu'"
-            )
+        self.snapshots = snapshots.check(self.shape, device)
         self.layers, self.slots, self.device = tuple(layers), slots, device
         self.backend: Backend | None = None  # where commits run; set by the forward that owns it
         self.rows: Layout | None = None  # of the last forward: what scratch holds
@@ -155,6 +154,11 @@ class RecurrentArena:
             raise TsggError("no scratch for recurrent states: `make_room` comes before a graph is built")
         return self._scratch
 
+    def layout(self, first: int, sequences: int, count: int, purpose: Purpose) -> Layout:
+        """What a forward of that shape leaves on this device."""
+        every = self.snapshots and purpose == "verify" and count <= LARGEST_VERIFY
+        return Layout(first, sequences, count, every or (count == 1 and purpose != "again"), purpose)
+
     def has_room(self, rows: Layout) -> bool:
         """Whether scratch holds what such a forward leaves."""
         scratch = self._scratch
@@ -200,9 +204,10 @@ class RecurrentArena:
         self.checkpoints.restore(slot, length)
         self.side = 0  # of a lone slot; what lies in scratch is void
 
-    def commit(self, slot: int, kept: int, length: int) -> None:
+    def commit(self, slot: int, kept: int, length: int) -> bool:
         """Makes the state after the first `kept` (one or more) rows of the slot's last forward the live one.
 
+        False where the device did not keep it: then nothing changed, and a forward of those rows `again` does it.
         `length` is the tokens of the sequence with them: behind a prefill chunk it can be cut back to them later on.
 
         Raises `TsggError` where scratch does not hold that state, with nothing changed.
@@ -214,6 +219,9 @@ class RecurrentArena:
                 "Commit a forward's rows before the next forward"
             )
         if kept != rows.count and not rows.every:
+            if rows.purpose == "verify" and rows.count <= LARGEST_VERIFY:
+                self._empty[slot] = False
+                return False
             raise TsggError(
                 f"commit({kept}) of {rows.count} rows: the recurrent state was kept after the last row only. Ask for the "
                 f"logits of all rows (at most {LARGEST_VERIFY}) where some of them may be rejected"
@@ -221,7 +229,7 @@ class RecurrentArena:
         self._empty[slot] = False
         if self.writes is not None:
             self.side = self.writes
-            return
+            return True
         commit = self._commit_graph(slot)
         index, taps = slot - rows.first, self.shape.taps
         if rows.every:  # newest first, the sequences of a row side by side; convolved rows by sequence, in order
@@ -229,7 +237,9 @@ class RecurrentArena:
             commit.run(state, index * (taps - 1 + rows.count) + kept)
         else:
             commit.run(index, index * (taps - 1))
-            self.checkpoints.save(slot, length)
+            if rows.purpose == "chunk" or rows.count > LARGEST_VERIFY:
+                self.checkpoints.save(slot, length)
+        return True
 
     def close(self) -> None:
         self._drop_scratch()
@@ -338,7 +348,7 @@ class RecurrentStep:
         g.expand(g.cpy(live, g.view(run, (channels, before, b), strides)))
         if not rows.every:
             kept = g.view(self.arena.scratch.convolved[layer], (channels, before, b), (row, before * row))
-            g.expand(g.cpy(g.view(run, (channels, before, b), strides, count * row), kept))
+            g.expand(g.cpy(g.view(run, (channels, before, b), strides, count * row), self._into(live, kept)))
         return g.reshape(g.ssm_conv(g.cont(g.transpose(run)), kernel), channels, count * b)
 
     def delta_net(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
@@ -349,7 +359,7 @@ class RecurrentStep:
         live = self.arena._state[layer]
         strides = tuple(int(stride) for stride in live.nb[1:4])
         state = (shape.key_dim, shape.value_dim, shape.heads, b)
-        state = g.view(live, state, strides, rows.first * size * FLOAT)
+        live = state = g.view(live, state, strides, rows.first * size * FLOAT)
         per_row = (1, shape.heads, count, b)
         result = g.gated_delta_net(
             self._by_sequence(q), self._by_sequence(k), self._by_sequence(v),
@@ -362,8 +372,13 @@ class RecurrentStep:
             g.expand(result)
         else:
             last = g.view(result, (size * b,), (), count * b * scratch.output)
-            g.expand(g.cpy(last, g.view(kept, (size * b,), (), scratch.offset)))
+            kept = g.view(kept, (size * b,), (), scratch.offset)
+            g.expand(g.cpy(last, self._into(live, kept)))
         return g.view(result, (shape.value_dim * shape.heads, count * b), (scratch.output,))
+
+    def _into(self, live: Tensor, scratch: Tensor) -> Tensor:
+        """Where the last state goes: rows forwarded again are committed already, and scratch may hold their neighbours'."""
+        return live if self.rows.purpose == "again" else scratch
 
     def _by_sequence(self, x: Tensor) -> Tensor:
         """{n, heads, rows} as {n, heads, rows of a sequence, sequences}."""
@@ -389,10 +404,13 @@ class RecurrentInputs:
 
     def __init__(self, step: RecurrentStep) -> None:
         self._arena, self._rows = step.arena, step.rows
-        self._turn = Turn(step.g.graph, step.arena.homes()) if step.arena.alternates and step.rows.count == 1 else None
+        turns = step.arena.alternates and step.rows.every and step.rows.count == 1
+        self._turn = Turn(step.g.graph, step.arena.homes()) if turns else None
 
     def fill(self, first: Any) -> None:
         arena = self._arena
+        if self._rows.purpose == "again":  # right behind the forward that scratch holds
+            return
         if self._turn is None:
             arena.settle()
             arena.writes = None
@@ -422,7 +440,7 @@ def checkpoint_bytes(layers: Iterable[Recurrent]) -> int:
 
 def scratch_bytes(layer: Recurrent, sequences: int, rows: int) -> int:
     """Bytes of one layer's scratch for a verify of `rows` rows of each of `sequences`."""
-    kept = Layout.of(0, sequences, rows, True)
+    kept = Layout(0, sequences, rows, every=True)
     state = layer.heads * layer.value_dim * (layer.key_dim + 1)
     return (kept.states * state + kept.convolved(layer.taps) * layer.channels) * FLOAT
 

@@ -39,18 +39,21 @@ class Sequence:
         self.pending = tokens
         self._highest = max(self._highest, len(self.tokens) + len(tokens))
 
-    def commit(self, kept: int) -> None:
+    def commit(self, kept: int) -> int:
         """Keeps the first `kept` rows of the last forward; the others are rejected and will be overwritten.
 
+        Returns how many of them had to be forwarded again for it, see `Memory.commit`.
         Raises `UsageError` for rows that are not there; on a model with recurrent layers `TsggError`, see `RecurrentArena`.
         """
         if not 0 <= kept <= len(self.pending):
             raise UsageError(f"commit({kept}): the last forward left {len(self.pending)} rows")
+        again = 0
         with self._whole():
             if kept:
-                self._memory.commit(self.slot, kept, len(self.tokens) + kept)
+                again = self._memory.commit(self.slot, self.pending[:kept], len(self.tokens))
             self.tokens.extend(self.pending[:kept])
             self.pending = []
+        return again
 
     def truncate(self, length: int) -> int:
         """Forgets every row past `length`; returns the length reached.
