@@ -15,6 +15,7 @@ SCENARIOS = {
     "diagnose": "how far a verify row is from the one-row decode, teacher-forced",
     "compare": "two reports of one scenario, number by number",
     "regret": "the governed window against every fixed one, on a model; on simulated machines with --simulate",
+    "replay": "drafters and windows on recorded text, on machines given by their curves: no noise",
     "promises": "what speculation must not cost: prose, time to the first token, a second turn",
     "heads": "a draft head beside plain decoding, window by window; beside llama-server with --peer",
     "synthetic": "write a large model file with real shapes and random weights",
