@@ -1,4 +1,8 @@
-"""Chooses the window of every step: the one with the most expected tokens per second; 0, a plain step, is one of them.
+"""Chooses the window of every step: the one that gains most over this text's own pace; 0, a plain step, is one of them.
+
+The *pace* is tokens per plain step, as this text went lately. A window is worth the tokens that it is expected to emit, less
+what would be emitted at that pace in the time that it takes. So where drafts look better than usual more of them are verified
+than would give the most tokens per second in this one step, for such places are rare; and where they look worse, fewer.
 
 Three things decide. *Costs* (costs.py): what a verify of so many rows and a draft of so many tokens take, beside a plain
 step. *Acceptance* (acceptance.py): how many of the drafted tokens survive. And a limit on the *stake*, which is what a verify
@@ -43,6 +47,9 @@ PURSE = 1.5
 REFILL = PURSE / 64  # per token
 MOST_LOST = 3.0  # since the latest success, in unproven text; and the most that the purse holds
 MOST_STAKE = 4.0  # of one verify in proven text: what a text that turns may cost
+# Steps that a text's pace remembers, and plain steps that it starts with: until it is known to be quick, what is gained over
+# plain decoding counts, so that a good place at the start is used to the full.
+PACE_MEMORY, PACE_PRIOR = 64, 48.0
 FIRST_PROOF = 2  # right looks in a row that prove a new text: one may be luck
 MOST_PROOF = 64
 LONGEST_WAIT = 128  # tokens between looks at a drafter that has a price and fails: under 0.5 % of the time
@@ -80,17 +87,20 @@ class _Text:
         "confidence",
         "confident",
         "convinced",
+        "emitted",
         "failed",
         "length",
         "looking",
         "lost",
         "offered",
+        "pace",
         "pending",
         "proof",
         "proposed",
         "proven",
         "purse",
         "rejected",
+        "spent",
         "trusted",
         "trying",
         "wait",
@@ -101,6 +111,8 @@ class _Text:
         self.confident: bool = False if before is None else before.confident  # the drafter reports confidences
         self.offered: float = 1.0 if before is None else before.offered  # share of asks that had an answer
         self.purse: float = PURSE if before is None else min(PURSE, before.purse)
+        self.emitted = self.spent = PACE_PRIOR  # tokens, and what they took in plain steps; lately
+        self.pace = 1.0  # plain decoding's, at least: that can always be had
         self.lost = 0.0  # plain steps since the latest success
         self.proven = False  # the latest verify or look was right
         self.proof = FIRST_PROOF  # right looks in a row that it takes to prove this text
@@ -116,6 +128,12 @@ class _Text:
         self.confidence: float | None = None  # of its first token
         self.pending: tuple[float, ...] = ()  # confidences of those that are verified
         self.trusted = (0.0, 0.0)  # tokens and seconds expected of the step under way
+
+    def went(self, emitted: int, spent: float) -> None:
+        """A step emitted so many tokens, and took as long as `spent` plain ones."""
+        keep = 1.0 - 1.0 / PACE_MEMORY
+        self.emitted, self.spent = keep * self.emitted + emitted, keep * self.spent + spent
+        self.pace = max(1.0, self.emitted / self.spent)
 
     def verified(self, accepted: bool) -> None:
         """A verify accepted something, or nothing."""
@@ -212,7 +230,7 @@ class CostGovernor:
     def _best(
         self, text: _Text, costs: StepCosts, length: int, rates: list[float], drafts: list[float], offered: float
     ) -> tuple[int, int]:
-        """The widest affordable window and the one with the most tokens per second, 0 where that is a plain step.
+        """The widest affordable window and the one that gains most over the text's pace, 0 where that is a plain step.
 
         rates: conditional acceptance by position. drafts: [k] seconds of drafting k tokens. offered: probability that the
         drafter has anything; a draft is taken to be as long as the window.
@@ -221,17 +239,19 @@ class CostGovernor:
         plain, silence = verifies[0], (1.0 - offered) * costs.of_silence(length)
         limit = plain * (MOST_STAKE if text.proven else min(text.purse, MOST_LOST - text.lost))
         accepted = expected(rates)
-        affordable, best, best_rate = 0, 0, 1.0 / plain
+        pace = text.pace
+        affordable, best, best_worth = 0, 0, 1.0 - pace
         text.trusted = (1.0, plain)
         for window in range(1, len(rates) + 1):
             if verifies[window] + drafts[window] - plain > limit:
                 break
             affordable = window
-            rate = (1.0 + offered * accepted[window]) / (drafts[window] + silence + offered * verifies[window])
+            tokens = 1.0 + offered * accepted[window]
             if best and not costs.forward.sure(window + 1):
-                rate *= CURIOSITY
-            if rate > best_rate:
-                best, best_rate = window, rate
+                tokens *= CURIOSITY
+            worth = tokens - pace * (drafts[window] + silence + offered * verifies[window]) / plain
+            if worth > best_worth:
+                best, best_worth = window, worth
                 text.trusted = (1.0 + accepted[window], drafts[window] + verifies[window])
         return affordable, best
 
@@ -273,8 +293,9 @@ class CostGovernor:
         self._journal.step(asked, drafted, sample)
         text.wait = max(0, text.wait - accepted - 1)
         plain = costs.plain(sample.length)
-        if asked and plain:
-            self._settle(text, costs, plain, drafted, accepted, proposed, sample)
+        if plain:
+            spent = self._settle(text, costs, plain, drafted, accepted, proposed, sample) if asked else 1.0
+            text.went(accepted + 1, spent)
         if text.purse < PURSE:
             text.purse = min(PURSE, text.purse + REFILL * (accepted + 1))
         if drafted:
@@ -299,8 +320,8 @@ class CostGovernor:
         accepted: int,
         proposed: int,
         sample: StepSample,
-    ) -> None:
-        """Plain steps won or lost, by the prices: what a stall costs is not the drafter's fault."""
+    ) -> float:
+        """Plain steps won or lost, by the prices: what a stall costs is not the drafter's fault. Returns those it took."""
         length = sample.length
         seconds = costs.draft.at(proposed, length)
         if drafted:
@@ -315,6 +336,7 @@ class CostGovernor:
         else:
             text.purse += gain
             text.lost -= gain
+        return seconds / plain
 
     # -- what is remembered --------------------------------------------------------------------------------------------
 

@@ -379,6 +379,17 @@ def test_confidences_are_calibrated_by_what_comes_of_them() -> None:
     )
 
 
+def test_a_draft_is_measured_by_the_pace_of_its_text() -> None:
+    """The same drafts, right three times in four, between good ones and between bad ones: there they are what delays."""
+
+    def verified(others: tuple[float, bool]) -> float:
+        kept = confident(CostGovernor(), 900, lambda i: others if i % 5 else (0.6, i // 5 % 4 > 0))[300:]
+        counts = [count for confidence, count in kept if confidence == 0.6]
+        return sum(counts) / len(counts)
+
+    assert verified((0.99, True)) < 1 < 3 < verified((0.1, False))
+
+
 # -- requests ----------------------------------------------------------------------------------------------------------------
 
 
