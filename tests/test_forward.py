@@ -17,6 +17,7 @@ from tests.trunk_steps import PLAIN, VERIFY, Array, batch, decode, differing_cel
 from tsgg.errors import TsggError, UsageError
 from tsgg.forward import StepRows
 from tsgg.memory import Sequence
+from tsgg.memory.kv import KVArena
 from tsgg.model import Model
 from tsgg.settings import settings
 from tsgg.speculative.protocol import Batch, Want
@@ -76,6 +77,34 @@ def test_the_row_that_only_the_last_is_asked_of_is_the_last_of_all(model: Model)
         assert not differing_cells(model, first, second)
         model.release(first)
         model.release(second)
+
+
+@pytest.mark.parametrize("types", [("f16", "f16"), ("f32", "f32"), ("bf16", "bf16"), ("q8_0", "q8_0")])
+def test_a_row_has_the_same_bits_however_many_masked_cells_its_graph_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, types: tuple[str, str]
+) -> None:
+    path, rng = write_tiny(tmp_path / "m.gguf", SHAPE), np.random.default_rng(6)
+    tokens, found = rng.integers(0, 264, 140).tolist(), []
+    for least in (0, 1000):
+        bucket = KVArena.bucket
+        monkeypatch.setattr(KVArena, "bucket", lambda arena, n, rows, f=bucket, k=least: f(arena, max(n, k), rows))
+        with Model(path, n_ctx=1024, n_threads=1, cache_type_k=types[0], cache_type_v=types[1]) as model:
+            sequence = model.new_sequence()
+            step(model, sequence, tokens[:60], want=PLAIN)
+            alone, together = decode(model, sequence, tokens[60:136]), step(model, sequence, tokens[136:])
+            cells = [key.cells for key in model._forward._programs]
+        found.append(np.concatenate([alone, together]))
+        monkeypatch.undo()
+    assert cells == [(1024,)] * len(cells)
+    assert same_bits(*found)
+
+
+def test_a_lone_row_reads_few_masked_cells_where_each_of_them_takes_time(model: Model) -> None:
+    """The soft_max path computes them all. A verify has a graph per number of rows, so its buckets are larger."""
+    (arena,) = model.memory.arenas.values()
+    assert arena.transposed
+    assert [arena.bucket(n, 1) for n in (1, 64, 65, 200, 300)] == [64, 64, 128, 256, 320]
+    assert [arena.bucket(n, rows) for rows in (2, 512) for n in (1, 257)] == [256, 512, 256, 512]
 
 
 @pytest.mark.parametrize(

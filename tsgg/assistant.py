@@ -101,7 +101,7 @@ class AssistantHead:
 
         `token` stands at `position`, `hidden` is the row before it. Both results are valid until the next run.
         """
-        key = Key(1, 1, slot, self._memory.memory.buckets(position), self._want)
+        key = Key(1, 1, slot, self._memory.memory.buckets(position, 1), self._want)
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = _Program(key, self.head, self._weights, self._memory, self._backends)

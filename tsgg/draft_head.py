@@ -108,7 +108,7 @@ class NextNHead:
         Returns the graph to read "logits" and "hidden" from, valid until its next run.
         """
         rows = len(tokens)
-        key = Key(rows, 1, slot, self._memory.buckets(position + rows), want)
+        key = Key(rows, 1, slot, self._memory.buckets(position + rows, rows), want)
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = _Program(key, self.block, self._weights, self._memory, self._backends)

@@ -282,7 +282,7 @@ class Forward:
 
     def _forward_again(self, slot: int, tokens: list[int], first: int) -> None:
         """Rows of the last forward once more, for the state after them. What that handed out stays valid."""
-        key = Key(len(tokens), 1, slot, self.memory.buckets(first + len(tokens)), Want("none"), again=True)
+        key = Key(len(tokens), 1, slot, self.memory.buckets(first + len(tokens), len(tokens)), Want("none"), again=True)
         self._program(key, keep=2).run([tokens], [first])
 
     def graph_bytes(self) -> int:
@@ -313,7 +313,7 @@ class Forward:
         for layer in want.taps:
             if not 0 <= layer <= self.arch.layers:
                 raise UsageError(f"tap {layer}: the model has residuals 0..{self.arch.layers}")
-        return Key(rows, len(sequences), first, self.memory.buckets(longest + rows), want)
+        return Key(rows, len(sequences), first, self.memory.buckets(longest + rows, rows), want)
 
     def _program(self, key: Key, keep: int = 1) -> StepProgram:
         """The graph for a key. The `keep` last used ones stay, whatever they weigh."""

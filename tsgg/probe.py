@@ -150,7 +150,7 @@ def _weight(model: Model, backend: Backend, spec: TensorSpec) -> Exactness:
             inputs["picks"] = picks[first : first + count]
             y = g.mul_mat_id(weight, g.reshape(rows, columns, 1, count), g.input("picks", I32, 1, count))
         else:
-            key = Key(count, 1, 0, model.memory.buckets(count), Want("all"))
+            key = Key(count, 1, 0, model.memory.buckets(count, count), Want("all"))
             y = StepGraph(key, g, model.arch, model.weights, model.memory).linear(weight, rows)
         return _replay(g, backend, g.output(y), inputs).reshape(count, -1)
 
@@ -175,7 +175,7 @@ def _attention(model: Model, backend: Backend, name: str, like: KVArena) -> tupl
 
     def run(first: int, count: int, attends: bool = True) -> Array:
         g = GraphBuilder(capacity=64)
-        step = KVStep(arena, g, "cache", 0, 1, count, arena.bucket(first + count))
+        step = KVStep(arena, g, "cache", 0, 1, count, arena.bucket(first + count, count))
         q, k, v = (g.input(x, F32, width, heads, count) for x, (width, heads) in shapes.items())
         step.store(0, k, v)
         result = g.output(step.attend(0, q, layer.head_dim**-0.5)) if attends else None
@@ -185,7 +185,7 @@ def _attention(model: Model, backend: Backend, name: str, like: KVArena) -> tupl
     with closing(arena):
         if depth:
             run(0, depth, attends=False)
-        path = "flash" if KVStep(arena, GraphBuilder(64), "cache", 0, 1, 1, arena.bucket(1)).flash else "soft"
+        path = "flash" if KVStep(arena, GraphBuilder(64), "cache", 0, 1, 1, arena.bucket(1, 1)).flash else "soft"
         return f"{name} {'/'.join(types)} {path}", _compare(lambda first, count: run(depth + first, count))
 
 

@@ -61,9 +61,9 @@ class Memory:
         """Bytes allocated now; those of recurrent layers grow with the rows of a verify."""
         return sum(arena.nbytes for arena in self._parts())
 
-    def buckets(self, length: int) -> tuple[int, ...]:
-        """Cells that a graph reads of every arena when the longest sequence reaches `length`."""
-        return tuple(arena.bucket(length) for arena in self.arenas.values())
+    def buckets(self, length: int, rows: int) -> tuple[int, ...]:
+        """Cells that a graph of `rows` rows a sequence reads of every arena when the longest sequence reaches `length`."""
+        return tuple(arena.bucket(length, rows) for arena in self.arenas.values())
 
     def go_back(self, slot: int, length: int, highest: int) -> int:
         """The most tokens, up to `length`, that a longer sequence can go on from.
