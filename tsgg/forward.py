@@ -23,6 +23,7 @@ from tsgg.ggml.devices import Backend
 from tsgg.ggml.graph import Graph
 from tsgg.ggml.library import cpu_features, ffi, lib
 from tsgg.memory import Memory, Sequence
+from tsgg.memory.kv import BLOCK_NODES, BLOCK_ROWS
 from tsgg.memory.recurrent import Purpose
 from tsgg.models.base import Architecture
 from tsgg.settings import settings
@@ -125,7 +126,8 @@ class StepProgram:
     ) -> None:
         self.key = key
         self.weights = weights
-        g = GraphBuilder(capacity=arch.layer_nodes * (arch.layers + 1) + 64)
+        blocks = BLOCK_NODES * (key.rows // BLOCK_ROWS)
+        g = GraphBuilder(capacity=(arch.layer_nodes + blocks) * (arch.layers + 1) + 64)
         step = StepGraph(key, g, arch, weights, memory)
         hidden = arch.forward(g, weights, step)
         self.hidden: Tensor | None = None

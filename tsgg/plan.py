@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tsgg.errors import OutOfMemoryError, UnsupportedError
 from tsgg.gguf import TensorInfo
-from tsgg.memory.kv import CELL_STEP, FLASH_ROWS
+from tsgg.memory.kv import BLOCK_ROWS, CELL_STEP
 from tsgg.memory.memory import LARGEST_RUN, memory_bytes, pool_bytes, verify_bytes
 from tsgg.models.base import MAX_CONTEXT, Architecture, Attention
 from tsgg.speculative.options import DEFAULT_DRAFT
@@ -93,7 +93,7 @@ def _plan(
     widest = max(item.info.shape[1] for item in placements if len(item.info.shape) > 1 and item.spec.role != "table")
     rows = min(PREFILL_ROWS, context)
     activations = rows * (3 * widest + 8 * arch.embedding) * 4
-    scores = min(rows, FLASH_ROWS) * max((layer.heads for layer in attention), default=0) * context * 4
+    scores = min(rows, BLOCK_ROWS) * max((layer.heads for layer in attention), default=0) * context * 4
     values = context * max((layer.kv_heads * layer.value_dim for layer in attention), default=0) * 2
     scratch = activations + max(scores, values)
     cache = memory_bytes(layers, context, n_seq, type_k, type_v)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -36,7 +37,10 @@ CELL_STEP = 256  # cells per bucket step: CUDA's flash kernels want a multiple o
 # Cells per bucket step where the soft_max path reads a lone row's, masked ones too: with 256 a step at the start of a text took
 # 6 % longer. A graph more takes a third of a step to build. Verifies have a graph for every number of rows, so longer steps.
 FINE_STEP = 64
-FLASH_ROWS = 128  # rows from which flash attention beats the soft_max path on the CPU
+MANY_ROWS = 128  # rows from which a graph is worth a coarse bucket: prefill chunks reach each length once
+# Rows whose scores are computed together: a block's scores stay in the cache, and cells behind its last row are not read.
+BLOCK_ROWS = 64
+BLOCK_NODES = 24  # of a graph, at most, that one more block adds to a layer
 
 
 class KVArena:
@@ -81,7 +85,7 @@ class KVArena:
     def bucket(self, length: int, rows: int) -> int:
         """Cells that a graph of `rows` rows a sequence reads so that `length` positions, or the window behind them, are among
         them."""
-        buckets = self._lone if rows == 1 else self._few if rows < FLASH_ROWS else self._many
+        buckets = self._lone if rows == 1 else self._few if rows < MANY_ROWS else self._many
         return buckets[bisect_left(buckets, min(length, self.cells))]
 
     def reachable(self, length: int, highest: int) -> bool:
@@ -104,6 +108,24 @@ def _buckets(cells: int, step: int, share: int) -> Iterator[int]:
     yield cells
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of a forward whose attention is computed together: `rows` of each sequence from row `first` on."""
+
+    first: int
+    rows: int
+    cells: int  # read: masked ones behind the block's last row are left out where the layout allows it
+
+
+def _blocks(arena: KVArena, rows: int, cells: int) -> Iterator[Block]:
+    """Blocks of a forward of `rows` rows that reads `cells` cells, its last row within them."""
+    for first in range(0, rows, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, rows - first)
+        # Rows after the block lie in later cells, unless the arena is a ring that may have wrapped.
+        after = rows - first - count if cells < arena.cells or not arena.window else 0
+        yield Block(first, count, cells - after // FINE_STEP * FINE_STEP)
+
+
 class KVStep:
     """The arena's part of one forward under construction: B sequences in slots `first` .., T rows each, `cells` read."""
 
@@ -113,11 +135,15 @@ class KVStep:
         """`name` is the arena's, and opens the names of its inputs."""
         self.arena, self.g, self.name = arena, g, name
         self.first, self.sequences, self.rows, self.cells = first, sequences, rows, cells
-        flash = rows >= FLASH_ROWS or not arena.transposed or settings.attention == "flash"
-        self.flash = (flash and settings.attention != "soft") or not arena.transposed
+        self.flash = not arena.transposed
         self.ids = g.input(f"{name}.cells", I64, rows, 1, sequences)
-        self.mask = g.input(f"{name}.mask", F16 if self.flash else F32, cells, rows, 1, sequences)
+        self.blocks = [Block(0, rows, cells)] if self.flash else list(_blocks(arena, rows, cells))
+        kind = F16 if self.flash else F32
+        self.masks = [
+            g.input(f"{name}.mask.{block.first}", kind, block.cells, block.rows, 1, sequences) for block in self.blocks
+        ]
         self.widths: list[int] = []  # V channels of layers with a transposed V
+        self._outputs: dict[tuple[int, int], Tensor] = {}
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Schedules the writes of k {d, kv heads, rows} and v into the layer's cells."""
@@ -144,16 +170,45 @@ class KVStep:
         """Attention of q {d, heads, rows} over the layer's cells: {value_dim * heads, rows}."""
         g, shape, b, t = self.g, self.arena.layers[layer], self.sequences, self.rows
         heads, kv_heads, d, dv = int(q.ne[1]), shape.kv_heads, shape.head_dim, shape.value_dim
-        k = self._slots(self.arena.k[layer], self.cells)
         q = g.permute(g.reshape(q, d, heads, t, b), 0, 2, 1, 3)  # {d, t, heads, b}
         if self.flash:
-            return g.reshape(g.flash_attn(q, k, self._row_major(layer), self.mask, scale), dv * heads, t * b)
-        columns = t * (heads // kv_heads)  # all query heads of a KV head: column = head in group * t + row
-        scores = self._product(k, g.reshape(g.cont(q), d, columns, kv_heads, b), f32=True)
-        weights = g.soft_max(g.reshape(scores, self.cells, t, heads, b), self.mask, scale)
-        out = self._product(self._value_columns(layer), g.reshape(weights, self.cells, columns, kv_heads, b))
-        out = g.permute(g.reshape(out, dv, t, heads, b), 0, 2, 1, 3)
-        return g.reshape(g.cont(out), dv * heads, t * b)
+            k, v = (self._slots(cache[layer], self.cells) for cache in (self.arena.k, self.arena.v))
+            return g.reshape(g.flash_attn(q, k, v, self.masks[0], scale), dv * heads, t * b)
+        whole = self._output(dv, heads)
+        for block, mask in zip(self.blocks, self.masks, strict=True):
+            n, cells = block.rows, block.cells
+            columns = n * (heads // kv_heads)  # all query heads of a KV head: column = head in group * n + row
+            own = self._block(q, block)
+            k = self._slots(self.arena.k[layer], cells)
+            scores = self._product(k, g.reshape(g.cont(own), d, columns, kv_heads, b), f32=True)
+            weights = g.soft_max(g.reshape(scores, cells, n, heads, b), mask, scale)
+            out = self._product(self._value_columns(layer, cells), g.reshape(weights, cells, columns, kv_heads, b))
+            out = g.permute(g.reshape(out, dv, n, heads, b), 0, 2, 1, 3)  # {dv, heads, n, b}
+            if whole is None:
+                return g.reshape(g.cont(out), dv * heads, t * b)
+            strides = tuple(int(stride) for stride in whole.nb[1:4])
+            g.expand(g.cpy(out, g.view(whole, (dv, heads, n, b), strides, block.first * strides[1])))
+        assert whole is not None
+        return g.reshape(whole, dv * heads, t * b)
+
+    def _output(self, dv: int, heads: int) -> Tensor | None:
+        """{dv, heads, rows, sequences}: where blocks leave their rows, the same for all layers of that shape; None: one block.
+
+        A layer's queries need all that the layers before it did, so its rows are read before a later layer's are written.
+        """
+        if len(self.blocks) == 1:
+            return None
+        if (dv, heads) not in self._outputs:
+            self._outputs[dv, heads] = self.g.leaf(F32, dv, heads, self.rows, self.sequences)
+        return self._outputs[dv, heads]
+
+    def _block(self, q: Tensor, block: Block) -> Tensor:
+        """The block's rows of q {d, t, heads, b}."""
+        if block.rows == self.rows:
+            return q
+        strides = tuple(int(stride) for stride in q.nb[1:4])
+        shape = (int(q.ne[0]), block.rows, int(q.ne[2]), int(q.ne[3]))
+        return self.g.view(q, shape, strides, block.first * strides[0])
 
     def _product(self, a: Tensor, b: Tensor, f32: bool = False) -> Tensor:
         """`mul_mat`, where a lone column of `b` is computed twice: one column would take another kernel than two."""
@@ -171,17 +226,12 @@ class KVStep:
             cache, (int(cache.ne[0]), cells, int(cache.ne[2]), self.sequences), strides, self.first * slot
         )
 
-    def _value_columns(self, layer: int) -> Tensor:
+    def _value_columns(self, layer: int, cells: int) -> Tensor:
         """The step's slots of a transposed V cache: {cells, dv, kv heads, sequences}."""
         cache = self.arena.v[layer]
         strides, slot = tuple(int(stride) for stride in cache.nb[1:4]), int(cache.nb[3])
-        shape = (self.cells, int(cache.ne[1]), int(cache.ne[2]), self.sequences)
+        shape = (cells, int(cache.ne[1]), int(cache.ne[2]), self.sequences)
         return self.g.view(cache, shape, strides, self.first * slot)
-
-    def _row_major(self, layer: int) -> Tensor:
-        if not self.arena.transposed:
-            return self._slots(self.arena.v[layer], self.cells)
-        return self.g.cont(self.g.permute(self._value_columns(layer), 1, 0, 2, 3))
 
 
 class KVInputs:
@@ -192,7 +242,10 @@ class KVInputs:
         self.capacity, self.window = step.arena.cells, step.arena.window
         self.ids = _pointer("int64_t *", inputs[f"{step.name}.cells"])
         self.fill_mask = lib.tsgg_fill_mask_f16 if step.flash else lib.tsgg_fill_mask_f32
-        self.mask = _pointer("uint16_t *" if step.flash else "float *", inputs[f"{step.name}.mask"])
+        kind = "uint16_t *" if step.flash else "float *"
+        masks = [_pointer(kind, inputs[f"{step.name}.mask.{block.first}"]) for block in step.blocks]
+        self.masks = list(zip(step.blocks, masks, strict=True))
+        self.block_first = ffi.new("int32_t[]", step.sequences)
         self.elements = [
             (_pointer("int64_t *", inputs[f"{step.name}.elements.{width}"]), width) for width in step.widths
         ]
@@ -202,7 +255,14 @@ class KVInputs:
         lib.tsgg_fill_cells(self.ids, self.capacity, self.rows, self.sequences, first)
         for pointer, width in self.elements:
             lib.tsgg_fill_elements(pointer, width, self.capacity, self.rows, self.sequences, first)
-        self.fill_mask(self.mask, self.cells, self.capacity, self.rows, self.sequences, first, self.window)
+        for block, mask in self.masks:
+            start = first
+            if block.first:
+                start = self.block_first
+                for i in range(self.sequences):
+                    start[i] = first[i] + block.first
+            # A block's own last row stands for the forward's: a ring has room for its window behind the largest run.
+            self.fill_mask(mask, block.cells, self.capacity, block.rows, self.sequences, start, self.window)
 
 
 def _pointer(type: str, array: NDArray[Any]) -> Any:
