@@ -9,13 +9,16 @@ drafts, and the speculator is told of exactly those.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from tsgg.errors import UsageError
+from tsgg.errors import Interrupted, TsggError, UsageError
 from tsgg.speculative.guard import Guard, SpeculativeRequest
 from tsgg.speculative.options import SpeculationOptions
 from tsgg.speculative.protocol import (
@@ -35,11 +38,14 @@ from tsgg.speculative.protocol import (
 )
 from tsgg.speculative.stats import SpeculationCounters, StepSample
 
+log = logging.getLogger("tsgg.speculative")
+
 PLAIN = Want(logits="last")  # what plain decoding asks for: a step without drafts must run that very graph
 
 NO_ROOM = "no room for a draft"
 PARKED = "parked"
 DOUBTFUL = "draft not worth its verify"
+FAILED = "the verify failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Step:
     from_draft: tuple[bool, ...] = ()  # per token: drafted, and accepted
     finished: str | None = None
     sample: StepSample | None = None
+    error: Exception | None = None  # why there are no tokens, and never will be; its memory stands where it stood
 
 
 class FixedWindow:
@@ -67,10 +74,13 @@ class FixedWindow:
 
 
 @dataclass(slots=True)
-class _Plan:
+class Plan:
     """A request's part in the step under way."""
 
+    execution: SpeculativeExecution
     request: SpeculativeRequest
+    sequences: int  # that decode side by side
+    want: Want = PLAIN
     window: int = 0
     draft: tuple[int, ...] = ()
     guess: int | None = None  # first token of a draft that is not verified
@@ -105,7 +115,7 @@ class SpeculativeExecution:
         elif speculator is not None:
             self._guard = Guard(speculator, trunk.vocab_size)
             self._window = options.window(trunk, speculator)
-        self._clock = clock
+        self.clock = clock
         self._keys = itertools.count() if keys is None else keys
 
     def describe(self) -> str:
@@ -177,34 +187,25 @@ class SpeculativeExecution:
         sequence that was not yielded stands where it stood.
         Raises `UsageError` for a request without a `last` token.
         """
-        plans = []
-        for request in requests:
-            if self._ready(request):
-                plans.append(_Plan(request))
+        error: Exception | None = None
+        for step in advance(self.trunk, [(self, requests)]):
+            if step.error is None:
+                yield step
             else:
-                yield Step(request, finished=request.finished)
-        self._draft(plans)
-        groups: dict[tuple[int, Want], list[_Plan]] = {}
-        for plan in plans:
-            groups.setdefault((len(plan.draft), self._want(plan)), []).append(plan)
-        for (_, want), group in groups.items():
-            for indices in self.trunk.batches([plan.request.sequence for plan in group]):
-                yield from self._verify([group[i] for i in indices], want, len(plans))
+                error = step.error
+        if error is not None:
+            raise error
 
-    def _verify(self, plans: list[_Plan], want: Want, sequences: int) -> Iterator[Step]:
-        """One forward over sequences with equally many rows, and what each of them accepts; `sequences` are in the step."""
-        start = self._clock()
-        tokens = np.array([(plan.request.last, *plan.draft) for plan in plans], dtype=np.int32)
-        rows = self.trunk.forward(Batch(tuple(plan.request.sequence for plan in plans), tokens, want))
-        seconds = (self._clock() - start) / len(plans)
-        steps: list[Step] = []  # accepted, all of them, before the caller gets one and may run a forward of its own
-        try:
-            for i, plan in enumerate(plans):
-                steps.append(self._accept(plan, rows, i, want, sequences, seconds))
-        except Exception:  # one request's sampler: its neighbours' tokens are in memory and must reach their readers
-            yield from steps
-            raise
-        yield from steps
+    def plan(self, requests: list[SpeculativeRequest], sequences: int) -> list[Plan]:
+        """Decides what each request verifies next; one that has finished gets no plan.
+
+        `sequences` are decoding side by side, these among them: what a row costs depends on it.
+        """
+        plans = [Plan(self, request, sequences) for request in requests if self._ready(request)]
+        self._draft(plans)
+        for plan in plans:
+            plan.want = self.want(plan)
+        return plans
 
     def _ready(self, request: SpeculativeRequest) -> bool:
         """A step starts neither behind a stop nor without a free row."""
@@ -217,31 +218,31 @@ class SpeculativeExecution:
             request.context_full = True
         return request.finished is None
 
-    def _draft(self, plans: list[_Plan]) -> None:
+    def _draft(self, plans: list[Plan]) -> None:
         """Choose every request's window and ask for all drafts in one call."""
         drafting = []
         for plan in plans:
             self.catch_up(plan.request)
             if plan.request.armed:
-                plan.window, plan.silence = self._choose_window(plan.request, len(plans))
+                plan.window, plan.silence = self._choose_window(plan.request, plan.sequences)
                 if plan.window:
                     drafting.append(plan)
         if self._guard is None or not drafting:
             return
-        start = self._clock()
+        start = self.clock()
         contexts = [DraftContext(p.request.key, p.request.next_input, p.request.seen, p.window) for p in drafting]
         proposals = self._guard.propose([p.request for p in drafting], contexts)
-        seconds = (self._clock() - start) / len(drafting)
+        seconds = (self.clock() - start) / len(drafting)
         for plan, (draft, discarded) in zip(drafting, proposals, strict=True):
             plan.draft, plan.silence, plan.draft_seconds = draft.tokens, draft.silence, seconds
             plan.discarded = discarded
             if draft.tokens:
-                self._keep(plan, draft, len(plans))
+                self._keep(plan, draft)
 
-    def _keep(self, plan: _Plan, draft: Draft, sequences: int) -> None:
+    def _keep(self, plan: Plan, draft: Draft) -> None:
         """The policy, which now knows the draft, may verify less of it."""
         request = plan.request
-        context = WindowContext(request.key, plan.window, request.sequence.length, sequences)
+        context = WindowContext(request.key, plan.window, request.sequence.length, plan.sequences)
         plan.draft = draft.tokens[: max(0, self.policy.keep(context, draft))]
         if not plan.draft:
             plan.silence, plan.guess = DOUBTFUL, draft.tokens[0]
@@ -256,8 +257,10 @@ class SpeculativeExecution:
         window = self.policy.choose(WindowContext(request.key, ceiling, request.sequence.length, sequences))
         return (min(window, ceiling), "") if window > 0 else (0, PARKED)
 
-    def _want(self, plan: _Plan) -> Want:
-        """A parked step asks for no rows where the speculator bears the gap: it costs what plain decoding costs."""
+    def want(self, plan: Plan) -> Want:
+        """What its forward hands back.
+
+        A parked step asks for no rows where the speculator bears the gap: it costs what plain decoding costs."""
         verify = Want(logits="all") if plan.draft else PLAIN
         if self._guard is None or not plan.request.armed:
             return verify
@@ -266,10 +269,10 @@ class SpeculativeExecution:
             return verify
         return Want(verify.logits, "all" if plan.draft else "last", speculator.taps)
 
-    def _accept(self, plan: _Plan, rows: Rows, index: int, want: Want, sequences: int, seconds: float) -> Step:
-        """Draw, accept, commit to memory, then to the speculator."""
+    def accept(self, plan: Plan, rows: Rows, index: int, want: Want, seconds: float) -> Step:
+        """Draw, accept, commit to memory, then to the speculator. `seconds`: the sequence's share of the forward."""
         request, draft = plan.request, plan.draft
-        start = self._clock()
+        start = self.clock()
         length = request.sequence.length
         tokens: list[int] = []
         for row in range(len(draft) + 1):
@@ -279,9 +282,9 @@ class SpeculativeExecution:
         again = request.sequence.commit(len(tokens))
         committed = [request.next_input, *tokens[:-1]]
         request.advance(tokens)
-        drawn = self._clock()
+        drawn = self.clock()
         if self._guard is not None and request.armed:
-            kept = CommittedRows(rows, index, len(tokens)) if want.hidden != "none" else None
+            kept = CommittedRows(rows, index, len(tokens)) if plan.want.hidden != "none" else None
             self._guard.commit(request, committed, kept)
         sample = StepSample(
             key=request.key,
@@ -293,8 +296,8 @@ class SpeculativeExecution:
             silence=plan.silence,
             finished=request.finished is not None,
             length=length,
-            sequences=sequences,
-            draft_seconds=plan.draft_seconds + self._clock() - drawn,
+            sequences=plan.sequences,
+            draft_seconds=plan.draft_seconds + self.clock() - drawn,
             forward_seconds=seconds + drawn - start,
             bare=want.hidden == "none" and not want.taps,
             again=again,
@@ -304,3 +307,75 @@ class SpeculativeExecution:
             listener.record(sample)
         from_draft = (True,) * (len(tokens) - 1) + (False,)
         return Step(request, tuple(tokens), from_draft, request.finished, sample)
+
+
+def advance(
+    trunk: Trunk, work: Sequences[tuple[SpeculativeExecution, list[SpeculativeRequest]]], sequences: int | None = None
+) -> Iterator[Step]:
+    """One step of requests that may have different executions: whoever has equally many rows shares a forward.
+
+    One `Step` per request, in no particular order; a request whose sampler or forward fails yields its error, and the
+    others go on. `sequences`: how many decode side by side, if that is more than take part in this step. Raises
+    `Interrupted` where a forward was interrupted: what was not yielded stands where it stood, and can be asked for again.
+    """
+    if sequences is None:
+        sequences = sum(request.finished is None for _, requests in work for request in requests)
+    plans: list[Plan] = []
+    for execution, requests in work:
+        planned = execution.plan(requests, sequences)
+        plans += planned
+        if len(planned) < len(requests):
+            ready = {id(plan.request) for plan in planned}
+            for request in requests:
+                if id(request) not in ready:
+                    yield Step(request, finished=request.finished)
+    groups: dict[int, list[Plan]] = {}
+    for plan in plans:
+        groups.setdefault(len(plan.draft), []).append(plan)
+    for group in groups.values():
+        for indices in trunk.batches([plan.request.sequence for plan in group]):
+            yield from _verify(trunk, [group[i] for i in indices])
+
+
+def _verify(trunk: Trunk, plans: list[Plan]) -> Iterator[Step]:
+    """One forward over sequences with equally many rows, and what each of them accepts.
+
+    Where it fails, each of them has a plain step alone, so that only the one at fault is lost.
+    """
+    want = plans[0].want if len(plans) == 1 else _union(plan.want for plan in plans)
+    clock = plans[0].execution.clock
+    start = clock()
+    tokens = np.array([(plan.request.last, *plan.draft) for plan in plans], dtype=np.int32)
+    try:
+        rows = trunk.forward(Batch(tuple(plan.request.sequence for plan in plans), tokens, want))
+    except Interrupted:
+        raise
+    except TsggError as error:
+        if len(plans) == 1 and not plans[0].draft:
+            yield Step(plans[0].request, error=error)
+            return
+        log.warning("a forward of %d x %d rows failed (%s): each request goes on alone", *tokens.shape, error)
+        for plan in plans:
+            plan.draft, plan.guess, plan.silence = (), None, FAILED
+            plan.want = plan.execution.want(plan)
+            yield from _verify(trunk, [plan])
+        return
+    seconds = (clock() - start) / len(plans)
+    steps: list[Step] = []  # accepted, all of them, before the caller gets one and may run a forward of its own
+    for i, plan in enumerate(plans):
+        try:
+            steps.append(plan.execution.accept(plan, rows, i, want, seconds))
+        except Exception as error:  # one request's sampler: its neighbours' tokens must reach their readers
+            steps.append(Step(plan.request, error=error))
+    yield from steps
+
+
+def _union(wants: Iterable[Want]) -> Want:
+    """What serves all of these, which have equally many rows: then all want the logits of the same rows."""
+    wants = list(wants)
+    hidden: Literal["none", "last", "all"] = "none"
+    for want in wants:
+        if want.hidden == "all" or hidden == "none":
+            hidden = want.hidden
+    taps = tuple(sorted({layer for want in wants for layer in want.taps}))
+    return Want(wants[0].logits, hidden, taps)

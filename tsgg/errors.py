@@ -29,3 +29,7 @@ class ContextFullError(TsggError):
 
 class OutOfMemoryError(TsggError):
     """The memory plan does not fit the device, or the device refused an allocation."""
+
+
+class Interrupted(TsggError):
+    """A computation was asked to stop and did, with nothing changed: whoever asked knows why, and may run it again."""
