@@ -263,6 +263,8 @@ void ggml_threadpool_params_init(struct ggml_threadpool_params * p, int n_thread
 void ggml_backend_cpu_set_use_ref(ggml_backend_t backend_cpu, _Bool use_ref);
 // helpers.h
 extern "Python" void tsgg_log(enum ggml_log_level level, const char * text, void * user_data);
+struct tsgg_interrupt { int32_t armed; int32_t countdown; };
+_Bool tsgg_set_interrupt(ggml_backend_t backend, struct tsgg_interrupt * interrupt);
 int tsgg_cpu_features(struct ggml_backend_feature * out, int capacity);
 ggml_backend_buffer_type_t tsgg_extra_buffer_type(ggml_backend_dev_t device, const char * name);
 void tsgg_fill_mask_f16(uint16_t * mask, int64_t cells, int64_t capacity, int64_t rows, int64_t sequences,

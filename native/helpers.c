@@ -42,6 +42,31 @@ ggml_backend_buffer_type_t tsgg_extra_buffer_type(ggml_backend_dev_t device, con
     return NULL;
 }
 
+static bool interrupted(void * data) {
+    struct tsgg_interrupt * interrupt = data;
+    if (interrupt->armed == 0 || interrupt->countdown == 0) {
+        return false;
+    }
+    if (interrupt->countdown == 1) {
+        return true;
+    }
+    interrupt->countdown -= 1;
+    return false;
+}
+
+bool tsgg_set_interrupt(ggml_backend_t backend, struct tsgg_interrupt * interrupt) {
+    ggml_backend_dev_t device = ggml_backend_get_device(backend);
+    ggml_backend_reg_t reg = device == NULL ? NULL : ggml_backend_dev_backend_reg(device);
+    ggml_backend_set_abort_callback_t set =
+        reg == NULL ? NULL
+                    : (ggml_backend_set_abort_callback_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_abort_callback");
+    if (set == NULL) {
+        return false;
+    }
+    set(backend, interrupted, interrupt);
+    return true;
+}
+
 // One definition for both element types. Written cells hold, of the positions that fall on them, the latest up to the
 // step's last row; so going down from there the visible positions of a row are one run, which wraps at most once.
 #define FILL_MASK(name, type, hidden)                                                                                     \

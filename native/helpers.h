@@ -1,6 +1,7 @@
 // The few loops that are too slow in Python and the proc-address look-ups that need a C function type.
 #pragma once
 #include "ggml-backend.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 // Fills `out` with at most `capacity` (name, value) pairs that the CPU backend reports; returns how many there are.
@@ -8,6 +9,15 @@ int tsgg_cpu_features(struct ggml_backend_feature * out, int capacity);
 
 // The device's extra buffer type of that name ("CPU_REPACK"), or NULL.
 ggml_backend_buffer_type_t tsgg_extra_buffer_type(ggml_backend_dev_t device, const char * name);
+
+// A request to stop. The callback answers true once `countdown` is 1, and counts it down before; 0 is no request.
+struct tsgg_interrupt {
+    volatile int32_t armed;
+    volatile int32_t countdown;
+};
+
+// Makes the backend ask `interrupt` (which must outlive it) between the nodes of a graph; false where it cannot.
+bool tsgg_set_interrupt(ggml_backend_t backend, struct tsgg_interrupt * interrupt);
 
 // Position p of a sequence lies in cell p % capacity. Row r of sequence s has the position first[s] + r; the rows of a step
 // are written before they are read.

@@ -413,9 +413,9 @@ def test_a_step_is_one_forward_and_one_copy_graph_whatever_is_rejected(
     replayed: list[Graph] = []
     replay = Graph.replay
 
-    def note(graph: Graph) -> None:
+    def note(graph: Graph, interruptible: bool = False) -> None:
         replayed.append(graph)
-        replay(graph)
+        replay(graph, interruptible)
 
     monkeypatch.setattr(Graph, "replay", note)
     for rows, kept in ((5, 1), (1, 1), (5, 3), (5, 5), (1, 1)):

@@ -155,10 +155,10 @@ class StepProgram:
         if "last_rows" in inputs:
             inputs["last_rows"][:] = np.arange(1, key.sequences + 1) * key.rows - 1
 
-    def run(self, tokens: list[list[int]], first: list[int]) -> None:
+    def run(self, tokens: list[list[int]], first: list[int], interruptible: bool = False) -> None:
         """Rewrites every input and replays. tokens [B, T]; `first` is the position of each sequence's first row."""
         self.fill(tokens, first)
-        self.graph.replay()
+        self.graph.replay(interruptible)
 
     def fill(self, tokens: list[list[int]], first: list[int]) -> None:
         """Rewrites every input."""
@@ -257,6 +257,7 @@ class Forward:
         self.arch, self.weights, self.memory, self.backends, self.vocab = arch, weights, memory, backends, vocab
         self.ticket = 0
         self.closed = False
+        self.interrupt = backends[0].interrupt
         self.profile: Profile | None = None  # times the forwards while it is there
         self._programs: OrderedDict[Key, StepProgram] = OrderedDict()
         memory.use(backends[0], self._forward_again)
@@ -265,21 +266,29 @@ class Forward:
         """Forwards the batch; each sequence then has T pending rows, kept by `commit`.
 
         Raises `UsageError` (shape, token ids, sequences out of order) or `ContextFullError` before anything is written.
+        Where it raises later, `Interrupted` among others, no rows are pending and what was committed stands.
         """
         if self.closed:
             raise TsggError("this model was closed: load it again")
         sequences = cast("tuple[Sequence, ...]", batch.sequences)
         rows = np.asarray(batch.tokens).tolist()
         program = self._program(self._check(batch.want, sequences, rows))
+        self.interrupt.check()
         self.ticket += 1
         first = [sequence.length for sequence in sequences]
-        if self.profile is None:
-            program.run(rows, first)
-            handed_out = StepRows(self, program)
-        else:
-            handed_out = self.profile.run(program, rows, first)
-        for sequence, row in zip(sequences, rows, strict=True):
-            sequence.wrote(row)
+        try:
+            if self.profile is None:
+                program.run(rows, first, interruptible=True)
+                handed_out = StepRows(self, program)
+            else:
+                handed_out = self.profile.run(program, rows, first)
+            for sequence, row in zip(sequences, rows, strict=True):
+                sequence.wrote(row)
+        except BaseException:
+            for sequence, row in zip(sequences, rows, strict=True):
+                sequence.spoiled(row)
+            self.memory.spoiled()
+            raise
         return handed_out
 
     def _forward_again(self, slot: int, tokens: list[int], first: int) -> None:

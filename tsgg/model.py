@@ -15,6 +15,7 @@ from tsgg.errors import ModelFileError, UnsupportedError, UsageError
 from tsgg.forward import Forward, StepRows
 from tsgg.ggml.buffers import CACHE_TYPES
 from tsgg.ggml.devices import Backend, devices, pick_device
+from tsgg.ggml.interrupt import Interrupt
 from tsgg.gguf import GGML_TYPES, GGUFFile, read_gguf
 from tsgg.memory import Memory, Sequence, Slots
 from tsgg.models import find
@@ -71,12 +72,13 @@ class Model:
         self.n_ctx = self.plan.context
         self.vocab_size = int(self.file.tensors["token_embd.weight"].shape[1])
         self._closers: list[_Closable] = []
+        self._interrupt = Interrupt()
         self._cache_types = cache_type_k, cache_type_v
         self._draft_head: NextNHead | None = None
         self._draft_models: dict[str, AssistantHead] = {}
         try:
-            backend = self._own(Backend(self.device, n_threads))
-            helpers = () if self.device.is_cpu else (self._own(Backend(devices()[-1], n_threads)),)
+            backend = self._own(Backend(self.device, n_threads, self._interrupt))
+            helpers = () if self.device.is_cpu else (self._own(Backend(devices()[-1], n_threads, self._interrupt)),)
             self.n_threads = backend.n_threads
             self.weights = self._own(ModelWeights(self.file, placements, self.device, _Progress(self.file)))
             self.memory = self._own(
@@ -116,6 +118,18 @@ class Model:
     def forward(self, batch: protocol.Batch) -> StepRows:
         """See `tsgg.forward.Forward.run`."""
         return self._forward.run(batch)
+
+    def interrupt(self) -> None:
+        """The forward that runs now raises `Interrupted` within about the time of one matrix product on the CPU, or the next
+        one does where none runs. One call stops one forward; what was committed stays, and the forward may be run again.
+
+        May be called from any thread and from a signal handler. Elsewhere than on the CPU a forward that runs is finished.
+        """
+        self._interrupt.request()
+
+    def clear_interrupt(self) -> None:
+        """Forgets an `interrupt` that has stopped no forward yet."""
+        self._interrupt.clear()
 
     def batches(self, sequences: list[protocol.Sequence]) -> list[list[int]]:
         """Runs of neighbouring slots: a forward reads the slots of its sequences as one view."""

@@ -62,7 +62,7 @@ class Profile:
         started = time.perf_counter()
         program.fill(tokens, first)
         filled = time.perf_counter()
-        program.graph.replay()
+        program.graph.replay(interruptible=True)
         done = time.perf_counter()
         key = program.key
         phases = self._of(key)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tsgg import platform
 from tsgg.errors import TsggError, UsageError
+from tsgg.ggml.interrupt import NATIVE, Interrupt
 from tsgg.ggml.library import check_process, ffi, lib, text
 from tsgg.ggml.threads import Crew, Pace
 from tsgg.settings import settings
@@ -88,7 +89,8 @@ def _describe(handle: Any) -> Device:
 class Backend:
     """A stream on a device. Free it after every graph and buffer that uses it; a second `close` does nothing."""
 
-    def __init__(self, device: Device, n_threads: int | None = None) -> None:
+    def __init__(self, device: Device, n_threads: int | None = None, interrupt: Interrupt | None = None) -> None:
+        """`interrupt` is looked at while a graph runs, where the device's backend can (the CPU's can)."""
         check_process()
         if n_threads is not None and (type(n_threads) is not int or not 1 <= n_threads <= 512):
             raise UsageError(f"n_threads is {n_threads!r}, expected 1 to 512")
@@ -97,6 +99,9 @@ class Backend:
         self.handle = lib.ggml_backend_dev_init(device.handle, ffi.NULL)
         if self.handle == ffi.NULL:
             raise TsggError(f"device {device.name} ({device.description}) could not be started")
+        self.interrupt = interrupt or Interrupt()
+        if NATIVE:
+            lib.tsgg_set_interrupt(self.handle, self.interrupt.pointer)
         self._crew: Crew | None = None
         if lib.ggml_backend_is_cpu(self.handle):
             lib.ggml_backend_cpu_set_n_threads(self.handle, self.n_threads)
@@ -115,11 +120,16 @@ class Backend:
         """
         check_process()
         start = time.perf_counter()
-        status = lib.ggml_backend_graph_compute(self.handle, graph)
-        if status != lib.GGML_STATUS_SUCCESS:
-            raise TsggError(f"ggml could not compute on {self.device.name}: status {status}")
+        self.check_status(lib.ggml_backend_graph_compute(self.handle, graph))
         if self._crew is not None and pace is not None:
             self._crew.observe(pace, time.perf_counter() - start)
+
+    def check_status(self, status: int) -> None:
+        """Raises `Interrupted` for a computation that was stopped, `TsggError` for one that failed."""
+        if status == lib.GGML_STATUS_ABORTED:
+            raise self.interrupt.taken()
+        if status != lib.GGML_STATUS_SUCCESS:
+            raise TsggError(f"ggml could not compute on {self.device.name}: status {status}")
 
     def synchronize(self) -> None:
         lib.ggml_backend_synchronize(self.handle)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tsgg.errors import OutOfMemoryError, TsggError, UnsupportedError
+from tsgg.errors import OutOfMemoryError, UnsupportedError
 from tsgg.ggml import buffers
 from tsgg.ggml.buffers import F16, F32, I32, I64, Tensor
 from tsgg.ggml.builder import GraphBuilder
@@ -63,15 +63,24 @@ class Graph:
         graph = self.builder.graph
         return [lib.ggml_graph_node(graph, i) for i in range(lib.ggml_graph_n_nodes(graph))]
 
-    def replay(self) -> None:
-        """Uploads staged inputs, computes, waits."""
+    def replay(self, interruptible: bool = False) -> None:
+        """Uploads staged inputs, computes, waits.
+
+        An interruptible one raises `Interrupted` when the backend's `interrupt` is requested: its outputs, and whatever it
+        writes, are then worth nothing.
+        """
+        if interruptible:
+            with self.backend.interrupt.armed():
+                self._compute()
+        else:
+            self._compute()
+
+    def _compute(self) -> None:
         for tensor, array in self._staged:
             buffers.write(tensor, array)
         if self._scheduler is not None:
             check_process()
-            status = lib.ggml_backend_sched_graph_compute(self._scheduler, self.builder.graph)
-            if status != lib.GGML_STATUS_SUCCESS:
-                raise TsggError(f"ggml could not compute on {self.backend.device.name}: status {status}")
+            self.backend.check_status(lib.ggml_backend_sched_graph_compute(self._scheduler, self.builder.graph))
         else:
             self.backend.compute(self.builder.graph, self._pace)
 

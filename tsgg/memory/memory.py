@@ -65,6 +65,11 @@ class Memory:
         """Cells that a graph of `rows` rows a sequence reads of every arena when the longest sequence reaches `length`."""
         return tuple(arena.bucket(length, rows) for arena in self.arenas.values())
 
+    def spoiled(self) -> None:
+        """The last forward failed while it computed: none of its rows can be committed."""
+        if self.recurrent is not None:
+            self.recurrent.rows = None
+
     def go_back(self, slot: int, length: int, highest: int) -> int:
         """The most tokens, up to `length`, that a longer sequence can go on from.
 

@@ -39,6 +39,11 @@ class Sequence:
         self.pending = tokens
         self._highest = max(self._highest, len(self.tokens) + len(tokens))
 
+    def spoiled(self, tokens: list[int]) -> None:
+        """Called by the forward: it failed while it wrote rows of these tokens, over the pending ones if there were any."""
+        self.wrote(tokens)
+        self.pending = []
+
     def commit(self, kept: int) -> int:
         """Keeps the first `kept` rows of the last forward; the others are rejected and will be overwritten.
 
