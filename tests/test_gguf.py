@@ -149,7 +149,7 @@ def test_golden_files_read_as_the_gguf_package_reads_them(golden_dir: Path, name
 
 
 def test_the_type_table_is_that_of_ggml() -> None:
-    lib = pytest.importorskip("tsgg._ggml").lib
+    lib = pytest.importorskip("tsgg.ggml.library").lib
     for kind in range(lib.GGML_TYPE_COUNT):
         size = lib.ggml_blck_size(kind), lib.ggml_type_size(kind)
         info = GGML_TYPES.get(kind)

@@ -21,6 +21,7 @@ class Settings:
     attention: str = "auto"  # TS_ATTENTION=soft|flash: one attention path for every graph, not the measured choice
     repack: bool = True  # TS_REPACK=0: no CPU_REPACK buffers for Q4_0, IQ4_NL and MXFP4 weights
     mmap: bool | None = None  # TS_MMAP=0: weights are read into memory; 1: they stay mapped; not set: see tsgg.weights
+    cpu: str = "auto"  # TS_CPU=haswell: that build of the CPU backend, not the best one for this processor
     pair_rows: bool = True  # TS_PAIR_ROWS=0: lone rows of float weights take the one-row kernel (not exact)
     yield_cores: bool = True  # TS_YIELD_CORES=0: all threads compute even beside busy processes
     graph_budget: int = 256 << 20  # TS_GRAPH_BUDGET_MB: bytes of compute buffers that cached graphs may hold
@@ -38,6 +39,7 @@ class Settings:
             attention=attention,
             repack=_flag(environment, "TS_REPACK", True),
             mmap=_flag(environment, "TS_MMAP", True) if "TS_MMAP" in environment else None,
+            cpu=environment.get("TS_CPU") or "auto",
             pair_rows=_flag(environment, "TS_PAIR_ROWS", True),
             yield_cores=_flag(environment, "TS_YIELD_CORES", True),
             graph_budget=_megabytes(environment, "TS_GRAPH_BUDGET_MB", 256),

@@ -6,7 +6,7 @@ import argparse
 
 from tsgg.cli.arguments import print_json
 from tsgg.ggml.devices import devices
-from tsgg.ggml.library import GGML_VERSION, cpu_features
+from tsgg.ggml.library import GGML_VERSION, cpu_features, variant
 from tsgg.platform import usable_cores
 
 HELP = "list the devices of this build"
@@ -30,10 +30,18 @@ def run(arguments: argparse.Namespace) -> int:
             }
             for d in found
         ]
-        print_json({"ggml": GGML_VERSION, "devices": rows, "cpu_features": features, "threads": usable_cores()})
+        print_json(
+            {
+                "ggml": GGML_VERSION,
+                "devices": rows,
+                "cpu_features": features,
+                "cpu_build": variant,
+                "threads": usable_cores(),
+            }
+        )
         return 0
     for d in found:
         memory = f"{d.memory_free / 2**30:.1f} of {d.memory_total / 2**30:.1f} GiB free"
         print(f"{d.name:<10} {d.kind:<6} {memory:<26} {d.description}")
-    print(f"ggml {GGML_VERSION}, {usable_cores()} threads, CPU features: {' '.join(features)}")
+    print(f"ggml {GGML_VERSION}, {usable_cores()} threads, CPU build {variant}: {' '.join(features)}")
     return 0

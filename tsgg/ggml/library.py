@@ -13,12 +13,15 @@ import platform
 
 from tsgg import process
 from tsgg.errors import TsggError
+from tsgg.ggml import variants
+from tsgg.settings import settings
 
 GGML_VERSION = "0.15.3"
 
 log = logging.getLogger("tsgg.ggml")
 
 try:
+    variant = variants.load(settings.cpu)
     from tsgg._ggml import ffi as ffi  # "as": re-exported
     from tsgg._ggml import lib as lib
 except ImportError as error:  # pragma: no cover - a broken installation
@@ -78,7 +81,8 @@ def _verify() -> None:
     version = text(lib.ggml_version())
     if version != GGML_VERSION:
         raise TsggError(f"the extension holds ggml {version}, tsgg needs {GGML_VERSION}: reinstall tsgg")
-    if platform.machine().lower() in ("x86_64", "amd64") and "AVX2" not in cpu_features():
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    if x86 and variant == variants.NATIVE and "AVX2" not in cpu_features():
         log.warning(
             "this build of ggml has no AVX2: decoding will be many times slower. Rebuild tsgg on this machine "
             "(pip install --no-binary tsgg --no-cache-dir tsgg) without SOURCE_DATE_EPOCH in the environment"
