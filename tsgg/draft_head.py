@@ -76,6 +76,7 @@ class NextNHead:
         except BaseException:
             self._memory.close()
             raise
+        self.weight_bytes = sum(info.nbytes for info, _ in found)
         self._weights = _SharedWeights(own, trunk)
         self._backends = backends
         self._capacity = memory[0]

@@ -214,6 +214,19 @@ class Model:
             self._forward.profile = Profile(self._forward)
         return self._forward.profile
 
+    def bytes_by_purpose(self) -> dict[str, int]:
+        """Bytes held now, by what for. Those of the file's mapping and of caches are resident as far as they were touched."""
+        heads: list[NextNHead | AssistantHead] = list(self._draft_models.values())
+        if self._draft_head is not None:
+            heads.append(self._draft_head)
+        return {
+            "weights": self.plan.copied,
+            "mapped file": self.plan.mapped,
+            "caches": self.memory.nbytes,
+            "graphs": self.graph_bytes(),
+            "draft heads": sum(head.weight_bytes + head.nbytes for head in heads),
+        }
+
     def graph_bytes(self) -> int:
         """Bytes that cached graphs hold now."""
         return self._forward.graph_bytes()

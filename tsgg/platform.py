@@ -24,6 +24,14 @@ def available_memory() -> int | None:
     return min(found) if found else None
 
 
+def resident_memory() -> int | None:
+    """Bytes of this process that lie in memory, pages of mapped files among them; None where the system does not tell."""
+    for line in _read("/proc/self/status").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
 def huge_pages() -> bool:
     """Whether the system hands out huge pages to memory that asks for them (Linux)."""
     return "[always]" in (modes := _read("/sys/kernel/mm/transparent_hugepage/enabled")) or "[madvise]" in modes

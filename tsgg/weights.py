@@ -254,6 +254,15 @@ class ModelWeights:
                     self._repacked.add(tensor)
                 done += item.info.nbytes
                 progress(done, total)
+        if done:
+            self._leave_pages()
+
+    def _leave_pages(self) -> None:
+        """What was copied need not stay resident in the mapping too; whoever reads the file again gets its pages back."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for memory in self._maps:
+                assert isinstance(memory.obj, mmap.mmap)
+                memory.obj.madvise(mmap.MADV_DONTNEED)
 
     def _new_set(self, group: list[Placement]) -> TensorSet:
         tensors = TensorSet(len(group))

@@ -10,6 +10,7 @@ from tsgg.cli.arguments import add_model, load, print_json
 from tsgg.llm import LLM
 from tsgg.memory.memory import full_memory_bytes, memory_bytes
 from tsgg.model import Model
+from tsgg.platform import resident_memory
 from tsgg.probe import probe_rows
 
 HELP = "show a model's architecture, memory, tokenizer, row exactness and speculation"
@@ -48,6 +49,7 @@ def _report(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
         "context": f"{model.n_ctx} tokens, trained on {model.arch.context}",
         "device": f"{model.device.name}, {model.n_threads} threads",
         "memory": str(model.plan),
+        "bytes": _bytes(model, arguments.json),
         "cache": _cache(llm, arguments),
         "tokenizer": f"{tokenizer.kind}/{tokenizer.pre or '-'}, {tokenizer.vocab_size} tokens, "
         f"BOS {'added' if tokenizer.add_bos else 'not added'}",
@@ -57,6 +59,15 @@ def _report(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
         "draft heads": model.draft_heads(),
         "speculation": llm.speculation_report(),
     }
+
+
+def _bytes(model: Model, numbers: bool) -> dict[str, int | None] | str:
+    """What the loaded model holds, by purpose, and what of the process is resident."""
+    sizes: dict[str, int | None] = {**model.bytes_by_purpose(), "resident": resident_memory()}
+    if numbers:
+        return sizes
+    known = {name: size for name, size in sizes.items() if size is not None}
+    return "MiB: " + ", ".join(f"{name} {size / 2**20:.1f}" for name, size in known.items())
 
 
 def _cache(llm: LLM, arguments: argparse.Namespace) -> str:

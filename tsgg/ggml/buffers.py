@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from tsgg.errors import OutOfMemoryError
 from tsgg.ggml.library import ffi, lib, text
 
 Tensor = Any
+
+# Not shared with a child that is forked; Windows has no such flags, and no fork.
+_PRIVATE: dict[str, Any] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 F32, F16, BF16 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16
 I32, I64, Q8_0 = lib.GGML_TYPE_I32, lib.GGML_TYPE_I64, lib.GGML_TYPE_Q8_0
@@ -33,6 +37,7 @@ class TensorSet:
         if self.context == ffi.NULL:
             raise OutOfMemoryError(f"no memory for the descriptions of {capacity} tensors")
         self.buffers: list[Any] = []
+        self._unplaced: list[Tensor] = []  # made here, and without memory so far
         self._keep: list[object] = []  # host memory that buffers point into
         self._free = weakref.finalize(self, _free_set, self.context, self.buffers, self._keep)
 
@@ -41,14 +46,17 @@ class TensorSet:
         tensor = lib.ggml_new_tensor(self.context, type, len(shape), list(shape))
         if name:
             lib.ggml_set_name(tensor, name.encode()[: lib.GGML_MAX_NAME - 1])
+        self._unplaced.append(tensor)
         return tensor
 
     def allocate(self, buffer_type: Any, *, weights: bool = False, clear: bool = True) -> int:
         """Gives every tensor that has no memory yet its part of new buffers of that type; returns their bytes.
 
-        Cleared by default: masked cells of a cache are still read, and NaN garbage would spread.
-        Raises `OutOfMemoryError`.
+        Cleared by default: masked cells of a cache are still read, and NaN garbage would spread. On the CPU that costs nothing:
+        a page is resident once something was written to it. Raises `OutOfMemoryError`.
         """
+        if clear and not weights and buffer_type == lib.ggml_backend_cpu_buffer_type():
+            return self._zero_pages(buffer_type)
         buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.context, buffer_type)
         if buffer == ffi.NULL:
             raise OutOfMemoryError(
@@ -62,6 +70,30 @@ class TensorSet:
         if clear:
             lib.ggml_backend_buffer_clear(buffer, 0)
         return int(lib.ggml_backend_buffer_get_size(buffer))
+
+    def _zero_pages(self, buffer_type: Any) -> int:
+        """Memory straight from the system, which hands out zeros."""
+        alignment = max(64, lib.ggml_backend_buft_get_alignment(buffer_type))
+        offsets, size = [], 0
+        tensors = [tensor for tensor in self._unplaced if tensor.data == ffi.NULL]
+        for tensor in tensors:
+            offsets.append(size)
+            size += -(-lib.ggml_backend_buft_get_alloc_size(buffer_type, tensor) // alignment) * alignment
+        self._unplaced.clear()
+        if not size:
+            return 0
+        try:
+            memory = mmap.mmap(-1, size, **_PRIVATE)
+        except (OSError, OverflowError, ValueError) as error:
+            raise OutOfMemoryError(f"CPU: the system refused {size / 2**20:.0f} MiB ({error})") from None
+        view = ffi.from_buffer(memory, require_writable=True)
+        buffer = lib.ggml_backend_cpu_buffer_from_ptr(view, size)
+        self.buffers.append(buffer)
+        self._keep.extend((view, memory))
+        base = int(ffi.cast("uintptr_t", view))
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            place(tensor, buffer, base + offset)
+        return size
 
     def map_host(self, memory: memoryview, owner: object) -> tuple[Any, int]:
         """A CPU buffer over existing host memory, kept alive with `owner`; returns (buffer, base address)."""
