@@ -183,20 +183,21 @@ class _Program(StepProgram):
         super().__init__(key, block, cast(ModelWeights, weights), memory, backends)
         inputs = self.graph.inputs
         self.before = inputs["hidden"].reshape(key.rows, -1)
-        self.start = _Start(next(array for name, array in inputs.items() if name.endswith(".mask")))
+        self.start = _Start([array for name, array in inputs.items() if ".mask." in name])
         self._memory.append(self.start)
 
 
 class _Start:
-    """Hides the cells before `first`, once the trunk's mask stands."""
+    """Hides the cells before `first`, once the trunk's masks stand: one for each block of rows."""
 
-    def __init__(self, mask: NDArray[Any]) -> None:
+    def __init__(self, masks: list[NDArray[Any]]) -> None:
         self.first = 0
-        self._mask, self._hidden = mask, HIDDEN_F16 if mask.dtype == np.uint16 else HIDDEN_F32
+        self._masks = masks
 
     def fill(self, _: Any) -> None:
         if self.first:
-            self._mask[..., : self.first] = self._hidden
+            for mask in self._masks:
+                mask[..., : self.first] = HIDDEN_F16 if mask.dtype == np.uint16 else HIDDEN_F32
 
 
 class _SharedWeights:
