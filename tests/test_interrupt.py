@@ -19,9 +19,14 @@ from tests.trunk_steps import PLAIN, VERIFY, Array, same_bits, step, visible_cel
 from tests.windowed import TinyWindow
 from tsgg.errors import Interrupted, TsggError
 from tsgg.ggml.interrupt import NATIVE
+from tsgg.gguf import TensorInfo
 from tsgg.memory import Sequence
+from tsgg.memory.memory import LARGEST_RUN
 from tsgg.model import Model
+from tsgg.models.base import TensorSpec
+from tsgg.plan import FEWEST_ROWS, prefill_rows
 from tsgg.speculative.protocol import Batch, Want
+from tsgg.weights import Placement
 
 UNSEEN = Want("none")
 
@@ -146,3 +151,23 @@ def test_a_long_prefill_ends_within_0_3_seconds_of_an_interrupt_from_another_thr
             assert not any(sequence.length for sequence in sequences)
         assert same_bits(answer(model, sequences[0]), right)
     assert min(delays) < 0.3, delays
+
+
+def placement(name: str, shape: tuple[int, ...], role: str = "matrix") -> Placement:
+    return Placement(TensorInfo(name, 0, shape, 0, 0, 0), TensorSpec(name, shape, role), "mapped")
+
+
+def test_a_chunk_has_fewer_rows_where_one_product_would_take_long() -> None:
+    small = [placement("token_embd.weight", (576, 49152), "table"), placement("ffn_up", (576, 1536))]
+    large = [placement("ffn_up", (4096, 14336)), placement("attn_q", (4096, 4096))]
+    head = placement("output.weight", (4096, 128256))
+    experts = placement("ffn_up_exps", (2048, 768, 128), "experts")
+    assert prefill_rows([*small, head], experts_used=0) == LARGEST_RUN
+    assert prefill_rows(large, experts_used=0) == FEWEST_ROWS
+    assert prefill_rows([*small, experts], experts_used=8) == 256
+
+
+def test_a_prompt_is_forwarded_in_chunks_of_the_models_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsgg.plan.LARGEST_PRODUCT", 2 * 128 * 64 * 256)  # 128 rows of q, k and v, joined to 64 x 256
+    with Model(llama(tmp_path), n_ctx=700, n_threads=1) as model:
+        assert list(model.memory.chunks(5, 300)) == [(5, 133), (133, 261), (261, 300)]

@@ -20,7 +20,7 @@ from tsgg.gguf import GGML_TYPES, GGUFFile, read_gguf
 from tsgg.memory import Memory, Sequence, Slots
 from tsgg.models import find
 from tsgg.models.base import MAX_CONTEXT, Architecture
-from tsgg.plan import fit
+from tsgg.plan import fit, prefill_rows
 from tsgg.profile import Profile
 from tsgg.speculative import protocol
 from tsgg.weights import ModelWeights, check, plan
@@ -84,6 +84,9 @@ class Model:
             self.memory = self._own(
                 Memory(self.arch.attention(), self.n_ctx, n_seq, self.device, cache_type_k, cache_type_v)
             )
+            if self.device.is_cpu:
+                used = self.file.metadata.get_int(f"{self.arch.name}.expert_used_count", 1)
+                self.memory.chunk_rows = prefill_rows(placements, used)
             backends = (backend, *helpers)
             self._forward = self._own(Forward(self.arch, self.weights, self.memory, backends, self.vocab_size))
         except BaseException:

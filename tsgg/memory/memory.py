@@ -42,6 +42,7 @@ class Memory:
         """`layers` is the architecture's geometry, a layer each. Raises `UsageError`, `OutOfMemoryError`."""
         self.arenas: dict[str, KVArena] = {}
         self.closed = False
+        self.chunk_rows = LARGEST_RUN  # of a prefill; a model whose products are large sets fewer
         self.recurrent: RecurrentArena | None = None
         self._again: Again | None = None
         recurrent = {i: layer for i, layer in enumerate(layers) if isinstance(layer, Recurrent)}
@@ -110,15 +111,15 @@ class Memory:
             )
 
     def chunks(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """How to forward a prompt's tokens first..end - 1: runs of at most LARGEST_RUN, as (first, end).
+        """How to forward a prompt's tokens first..end - 1: runs of at most `chunk_rows`, as (first, end).
 
         Where states have checkpoints, one is left shortly before the end of a long prompt.
         """
         split = end - PROMPT_END if self.recurrent is not None and end - first >= WORTH_A_CHUNK else end
         for stop in (split, end):
             while first < stop:
-                yield first, min(stop, first + LARGEST_RUN)
-                first = min(stop, first + LARGEST_RUN)
+                yield first, min(stop, first + self.chunk_rows)
+                first = min(stop, first + self.chunk_rows)
 
     def reset(self, slot: int) -> None:
         """The slot's sequence is empty."""
