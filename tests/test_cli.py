@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,11 @@ def test_the_environment_sets_defaults_and_a_misspelt_variable_is_an_error(
     monkeypatch.setattr(llm, "settings", replace(settings.settings, spec={"TS_SPEC_DRAFTS": "3"}))
     assert main(["inspect", "-m", model]) == 2
     assert "TS_SPEC_DRAFTS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "value"), [("TS_REPACK", "7"), ("TS_GRAPH_BUDGET_MB", "many"), ("TS_CPU", "zen9")])
+def test_a_wrong_environment_variable_is_one_line(name: str, value: str) -> None:
+    command = [sys.executable, "-m", "tsgg", "devices"]
+    done = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith(f"tsgg: {name} is {value!r}, ") and done.stderr.count("\n") == 1
