@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from tsgg.errors import OutOfMemoryError
+import numpy as np
+from numpy.typing import NDArray
+
+from tsgg.errors import OutOfMemoryError, UsageError
 from tsgg.ggml import buffers
 from tsgg.ggml.buffers import F32, Tensor, TensorSet
 from tsgg.ggml.devices import Device
-from tsgg.ggml.library import lib
+from tsgg.ggml.library import ffi, lib
 from tsgg.memory.turn import address
 
 log = logging.getLogger("tsgg.memory")
@@ -63,6 +66,24 @@ class Checkpoints:
     def restore(self, slot: int, length: int) -> None:
         """Makes the state after `length` tokens the live one again: one of `lengths`."""
         self._copy(slot, self._entries.index(_Entry(slot, length)), save=False)
+
+    def read(self, slot: int, length: int | None) -> tuple[NDArray[np.uint8], ...]:
+        """The slot's live state, or that after `length` tokens, one of `lengths`: a run of bytes for each tensor."""
+        tensors = self._live if length is None else self._pool
+        place = slot if length is None else self._entries.index(_Entry(slot, length))
+        state = []
+        for name, size in self._bytes.items():
+            state.append(np.empty(size, np.uint8))
+            lib.ggml_backend_tensor_get(tensors[name], ffi.from_buffer(state[-1]), place * size, size)
+        return tuple(state)
+
+    def write(self, slot: int, state: tuple[NDArray[np.uint8], ...]) -> None:
+        """Makes a state that `read` gave the slot's live one; what was kept of the slot is gone. Raises `UsageError`."""
+        if [part.nbytes for part in state] != list(self._bytes.values()):
+            raise UsageError("this recurrent state is of another model")
+        self.forget(slot, 0)
+        for (name, size), part in zip(self._bytes.items(), state, strict=True):
+            lib.ggml_backend_tensor_set(self._live[name], ffi.from_buffer(part), slot * size, size)
 
     def forget(self, slot: int, beyond: int) -> None:
         """The slot's tokens past `beyond` are gone."""

@@ -71,18 +71,21 @@ class Memory:
         if self.recurrent is not None:
             self.recurrent.rows = None
 
-    def go_back(self, slot: int, length: int, highest: int) -> int:
-        """The most tokens, up to `length`, that a longer sequence can go on from.
-
-        Recurrent states are set back, to a checkpoint; otherwise the length is answered and nothing changes.
-        """
+    def reach(self, slot: int, held: int, length: int, highest: int) -> int:
+        """The most tokens, up to `length`, that a sequence of `held` tokens can be cut back to."""
+        if length >= held:
+            return held
         if self.recurrent is None:
             return length if self.reachable(length, highest) else 0
         for kept in reversed(self.recurrent.checkpoints.lengths(slot)):
             if kept <= length and self.reachable(kept, highest):
-                self.recurrent.go_back(slot, kept)
                 return kept
         return 0
+
+    def go_back(self, slot: int, length: int) -> None:
+        """The slot's longer sequence is cut to `length` tokens, which `reach` has answered."""
+        if self.recurrent is not None and length:
+            self.recurrent.go_back(slot, length)
 
     def commit(self, slot: int, tokens: list[int], length: int) -> int:
         """The slot's sequence of `length` tokens keeps these, the first rows of its last forward.

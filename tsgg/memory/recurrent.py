@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tsgg.errors import OutOfMemoryError, TsggError, UnsupportedError
@@ -203,6 +204,17 @@ class RecurrentArena:
         self.checkpoints.forget(slot, length)
         self.checkpoints.restore(slot, length)
         self.side = 0  # of a lone slot; what lies in scratch is void
+
+    def read(self, slot: int, checkpoint: int | None = None) -> tuple[NDArray[np.uint8], ...]:
+        """The slot's state on the host: the live one, or that after `checkpoint` tokens, one of `checkpoints.lengths`."""
+        self.settle()
+        return self.checkpoints.read(slot, checkpoint)
+
+    def write(self, slot: int, state: tuple[NDArray[np.uint8], ...]) -> None:
+        """Makes it the slot's live state. Raises `UsageError`, with nothing changed, for one of another geometry."""
+        self.checkpoints.write(slot, state)
+        self.side = 0  # of a lone slot; what lies in scratch is void
+        self._empty[slot] = False
 
     def commit(self, slot: int, kept: int, length: int) -> bool:
         """Makes the state after the first `kept` (one or more) rows of the slot's last forward the live one.

@@ -18,7 +18,7 @@ class Sequence:
     def __init__(self, slot: int, capacity: int, memory: Memory) -> None:
         self.slot = slot
         self._memory = memory
-        self._highest = 0  # positions below it were written since the sequence was last empty
+        self.highest = 0  # positions below it were written since the sequence was last empty
         self.capacity = capacity  # tokens
         self.tokens: list[int] = []
         self.pending: list[int] = []  # rows that the last forward wrote past the committed length
@@ -37,7 +37,7 @@ class Sequence:
     def wrote(self, tokens: list[int]) -> None:
         """Called by the forward: rows of these tokens now lie behind the committed ones."""
         self.pending = tokens
-        self._highest = max(self._highest, len(self.tokens) + len(tokens))
+        self.highest = max(self.highest, len(self.tokens) + len(tokens))
 
     def spoiled(self, tokens: list[int]) -> None:
         """Called by the forward: it failed while it wrote rows of these tokens, over the pending ones if there were any."""
@@ -73,11 +73,20 @@ class Sequence:
         with self._whole():
             self.pending = []
             if length < len(self.tokens):
-                length = self._memory.go_back(self.slot, length, self._highest)
+                length = self.reach(length)
+                self._memory.go_back(self.slot, length)
             del self.tokens[length:]
             if not self.tokens:
                 self._empty()
         return len(self.tokens)
+
+    def reach(self, length: int) -> int:
+        """What `truncate(length)` would answer."""
+        return self._memory.reach(self.slot, len(self.tokens), length, self.highest)
+
+    def adopt(self, tokens: list[int], highest: int) -> None:
+        """The slot now holds the rows of `tokens`, written from outside (`RowCopies`), and rings written up to `highest`."""
+        self.tokens, self.pending, self.highest = list(tokens), [], highest
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -92,7 +101,7 @@ class Sequence:
 
     def _empty(self) -> None:
         self.tokens.clear()
-        self.pending, self._highest = [], 0
+        self.pending, self.highest = [], 0
         self._memory.reset(self.slot)
 
     def check_room(self, rows: int) -> None:
@@ -107,7 +116,7 @@ class Sequence:
                 f"context full: {self.length} of {self.capacity} positions are used and {rows} more were asked for; "
                 "load the model with a larger n_ctx or shorten the prompt"
             )
-        self._memory.check_run(len(self.tokens), self._highest, rows)
+        self._memory.check_run(len(self.tokens), self.highest, rows)
 
 
 class Slots:
