@@ -34,7 +34,7 @@ from tsgg.speculative.protocol import (
     WindowPolicy,
 )
 from tsgg.speculative.registry import AUTO, REGISTRY, SpeculatorRegistry
-from tsgg.speculative.stats import SpeculationStats, StepSample
+from tsgg.speculative.stats import SpeculationCounters, SpeculationStats, StepSample
 
 __all__ = [
     "AUTO",
@@ -52,6 +52,7 @@ __all__ = [
     "Rows",
     "Sampler",
     "Sequence",
+    "SpeculationCounters",
     "SpeculationOptions",
     "SpeculationStats",
     "SpeculativeExecution",

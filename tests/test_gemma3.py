@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.gguf_writer import Tensor, f32, write_gguf
+from tests.lone_loop import Answer
+from tests.lone_loop import generate as answer
 from tests.trunk_steps import Array, decode, same_bits, step
 from tsgg.errors import ModelFileError
-from tsgg.generation import Generation
 from tsgg.memory import Sequence
 from tsgg.model import Model
-from tsgg.results import GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution, WindowPolicy
 from tsgg.tokenizer import Tokenizer
@@ -266,15 +266,13 @@ def generate(
     how: str,
     policy: WindowPolicy | None = None,
     **more: Any,
-) -> GenerationResult:
+) -> Answer:
     """Resumes what `held` has of the prompt. mode: "off" or a drafter; policy: of windows, by default all that is allowed."""
     options = SpeculationOptions.parse(mode)
     speculator = REGISTRY.create(options.type, model, options) if options.enabled else None
     sampler = RowSampler(SamplingParams.parse(**SAMPLED[how], **more), model.vocab_size, prompt=prompt)
     execution = SpeculativeExecution(model, speculator, options, policy)
-    generation = Generation(model, execution, held, sampler, prompt)
-    assert len(list(generation)) == len(sampler.tokens)
-    return generation.result()
+    return answer(model, execution, held, sampler, prompt)
 
 
 def test_rows_of_a_verify_are_one_row_decodes_with_a_262k_vocabulary(real: Model) -> None:

@@ -12,17 +12,17 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.gguf_writer import write_gguf
+from tests.lone_loop import Answer
+from tests.lone_loop import generate as answer
 from tests.numpy_gemma4 import Array, Assistant, Gemma4, read_tensors, stored
 from tests.test_gemma3 import SAMPLED
 from tests.trunk_steps import same_bits, step
 from tsgg.assistant import AssistantHead
 from tsgg.candidates import best_token
 from tsgg.errors import ModelFileError, TsggError, UnsupportedError, UsageError
-from tsgg.generation import Generation
 from tsgg.gguf import GGML_TYPES, read_gguf
 from tsgg.memory import Sequence
 from tsgg.model import Model
-from tsgg.results import GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.speculative import REGISTRY, SpeculationOptions, SpeculativeExecution
 from tsgg.speculative.protocol import Batch, HeadRows, Want
@@ -167,16 +167,16 @@ def test_only_the_last_row_matters_so_a_gap_does_not_exist(pair: Pair, sequence:
 
 def generate(
     model: Model, head: AssistantHead | None, prompt: list[int], how: str, window: int | None = None
-) -> GenerationResult:
+) -> Answer:
     bias = dict.fromkeys((31, 32, 33, 34), 6.0)  # a stream of four tokens, of which the head below guesses
     options = SpeculationOptions.parse({"type": "draft-head", "pmin": 0.0, "draft": window} if head else "off")
     speculator = REGISTRY.create("draft-head", model, options, head) if head else None
     sampler = RowSampler(SamplingParams.parse(max_tokens=90, logit_bias=bias, **SAMPLED[how]), 300, prompt=prompt)
     sequence = model.new_sequence()
-    generation = Generation(model, SpeculativeExecution(model, speculator, options), sequence, sampler, prompt)
-    assert len(list(generation)) == 90
+    given = answer(model, SpeculativeExecution(model, speculator, options), sequence, sampler, prompt)
     model.release(sequence)
-    return generation.result()
+    assert len(given.tokens) == 90
+    return given
 
 
 @pytest.fixture

@@ -170,4 +170,4 @@ def test_a_chunk_has_fewer_rows_where_one_product_would_take_long() -> None:
 def test_a_prompt_is_forwarded_in_chunks_of_the_models_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsgg.plan.LARGEST_PRODUCT", 2 * 128 * 64 * 256)  # 128 rows of q, k and v, joined to 64 x 256
     with Model(llama(tmp_path), n_ctx=700, n_threads=1) as model:
-        assert list(model.memory.chunks(5, 300)) == [(5, 133), (133, 261), (261, 300)]
+        assert [model.memory.chunk_end(5, at, 300) for at in (5, 133, 261)] == [133, 261, 300]

@@ -80,7 +80,8 @@ def test_an_end_token_inside_an_accepted_window_ends_the_answer_and_the_memory(s
     plain = smollm2.generate(prompt, params, speculation=None)
     fast = smollm2.generate(prompt, params, speculation=ngram(window))
     same(plain, fast)
-    held = smollm2._sequence.tokens
+    engine = smollm2.engine
+    held = engine.call(lambda: next(s.tokens for s in reversed(engine.cache.idle) if s.tokens[: len(prompt)] == prompt))
     assert held == (prompt + list(fast.tokens))[: len(held)]
     assert len(held) == len(prompt) + len(fast.tokens) - 1  # all but the last drawn token
 
@@ -158,7 +159,7 @@ def test_a_list_of_texts_gives_a_list_of_results(tiny: LLM) -> None:
     ]
 
 
-def test_calls_from_two_threads_are_serialised(tiny: LLM) -> None:
+def test_calls_from_several_threads_run_side_by_side(tiny: LLM) -> None:
     expected = tiny.generate(PROMPT, max_tokens=20, temperature=0).tokens
     found: list[tuple[int, ...]] = []
     threads = [
@@ -172,12 +173,35 @@ def test_calls_from_two_threads_are_serialised(tiny: LLM) -> None:
     assert found == [expected] * 4
 
 
-def test_a_second_call_while_the_same_thread_streams_is_refused(tiny: LLM) -> None:
+def test_a_thread_that_streams_may_call_again_forget_and_hand_its_stream_to_another(tiny: LLM) -> None:
+    expected = tiny.generate(PROMPT, max_tokens=20, temperature=0).tokens
     stream = tiny.stream(PROMPT, max_tokens=20, temperature=0)
+    found = [next(stream).token]
+    assert tiny.generate(PROMPT, max_tokens=20, temperature=0).tokens == expected
+    tiny.forget()
+    other = threading.Thread(target=lambda: found.extend(chunk.token for chunk in stream))
+    other.start()
+    other.join()
+    assert tuple(found) == expected
+
+
+def test_more_requests_than_slots_wait_for_their_turn(tmp_path: Path) -> None:
+    with LLM(write_tiny(tmp_path / "tiny.gguf", TinyLlama()), n_ctx=256, n_seq=1, speculation=NGRAM) as llm:
+        streams = [llm.stream(PROMPT, max_tokens=50, temperature=0, ignore_eos=True) for _ in range(3)]
+        first = [next(stream).token for stream in streams]  # each pauses the one before: its reader is behind
+        rest = [[chunk.token for chunk in stream] for stream in streams]
+        assert len({(token, *more) for token, more in zip(first, rest, strict=True)}) == 1 and len(rest[0]) == 49
+
+
+def test_a_model_that_is_closed_ends_its_streams_with_an_error(tmp_path: Path) -> None:
+    llm = LLM(write_tiny(tmp_path / "tiny.gguf", TinyLlama()), n_ctx=256)
+    stream = llm.stream(PROMPT, max_tokens=200, ignore_eos=True)
     next(stream)
-    with pytest.raises(UsageError, match="streaming"):
-        tiny.generate(PROMPT, max_tokens=2)
-    stream.close()  # type: ignore[attr-defined]
+    llm.close()
+    with pytest.raises(TsggError, match="closed"):
+        list(stream)
+    with pytest.raises(TsggError, match="closed"):
+        llm.generate(PROMPT)
 
 
 def test_two_models_run_side_by_side(tiny: LLM, tmp_path: Path) -> None:

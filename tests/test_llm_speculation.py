@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiny_models import TinyLlama, write_tiny
 from tsgg import LLM, TsggError
-from tsgg.llm import MOST_EXECUTIONS
+from tsgg.engine.planner import MOST_EXECUTIONS
 from tsgg.speculative.execution import NO_ROOM
 from tsgg.speculative.ngram import NO_MATCH, WEAK_MATCH
 
@@ -73,16 +73,19 @@ def test_without_adaptation_every_step_drafts_all_that_it_may(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("change", ["off", "suffix", {"type": "ngram", "draft": 1, "adaptive": False}])
-def test_speculation_changes_between_two_steps_of_a_stream(llm: LLM, change: object) -> None:
+def test_speculation_changes_between_two_steps_of_a_stream(
+    llm: LLM, change: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsgg.llm.MOST_UNREAD", 1)  # the engine waits for the reader
     plain = stream(llm, speculation=None)
     llm.update_speculation({"type": "ngram", "adaptive": False})
     tokens = []
     for number, chunk in enumerate(llm.stream(PROMPT, max_tokens=TOKENS, temperature=0, seed=3, ignore_eos=True)):
         tokens.append(chunk.token)
         if number == 20:
-            before = llm._executions[llm.speculation].counters.snapshot().steps
+            before = llm.engine.planner.execution(llm.speculation).counters.snapshot().steps
             report = llm.update_speculation(change)
-            later = llm._executions[llm.speculation].counters
+            later = llm.engine.planner.execution(llm.speculation).counters
             assert later.snapshot().steps == 0
     assert tuple(tokens) == plain and report == llm.speculation_report()
     assert llm.last is not None
@@ -94,15 +97,17 @@ def test_speculation_changes_between_two_steps_of_a_stream(llm: LLM, change: obj
     assert stream(llm) == plain
 
 
-def test_a_change_from_another_thread_waits_for_the_stream(llm: LLM) -> None:
+def test_a_change_from_another_thread_takes_effect_in_a_stream_that_runs(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsgg.llm.MOST_UNREAD", 1)
     chunks = llm.stream(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
     next(chunks)
-    done: list[str] = []
-    thread = threading.Thread(target=lambda: done.append(llm.update_speculation("off")))
+    thread = threading.Thread(target=lambda: llm.update_speculation("off"))
     thread.start()
-    assert len(list(chunks)) == 19 and llm.last is not None and llm.last.speculation.dropped is None
-    thread.join(10)
-    assert done and not llm.speculation.enabled
+    thread.join()
+    assert len(list(chunks)) == 19 and not llm.speculation.enabled
+    assert llm.last is not None and llm.last.speculation.dropped
 
 
 def test_auto_is_the_default_again_whatever_was_set(llm: LLM) -> None:
@@ -115,10 +120,14 @@ def test_auto_is_the_default_again_whatever_was_set(llm: LLM) -> None:
 def test_options_that_are_varied_with_every_call_do_not_pile_up(llm: LLM) -> None:
     for i in range(40):
         llm.generate(PROMPT, max_tokens=2, speculation={"type": "suffix", "pmin": i / 100})
-    assert len(llm._executions) <= MOST_EXECUTIONS and len(llm._speculators) <= MOST_EXECUTIONS
+    planner = llm.engine.planner
+    assert len(planner._executions) <= MOST_EXECUTIONS and len(planner._speculators) <= MOST_EXECUTIONS
 
 
-def test_speculation_that_was_off_is_armed_late_on_the_tokens_that_are_there(llm: LLM) -> None:
+def test_speculation_that_was_off_is_armed_late_on_the_tokens_that_are_there(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsgg.llm.MOST_UNREAD", 1)
     llm.update_speculation("off")
     plain = stream(llm)
     tokens = []

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from tests.lone_loop import resume
 from tests.test_memory_exact import check_windows
 from tests.tiny_qwen35 import Reference, TinyQwen35, write_qwen35
 from tests.trunk_steps import PLAIN, VERIFY, batch, decode, differing_cells, same_bits, step, visible_cells
 from tsgg.errors import OutOfMemoryError, TsggError, UnsupportedError, UsageError
-from tsgg.generation import resume
 from tsgg.ggml.buffers import TensorSet
 from tsgg.ggml.devices import pick_device
 from tsgg.ggml.graph import Graph

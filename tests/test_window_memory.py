@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from tests.lone_loop import resume
 from tests.trunk_steps import Array, decode, differing_cells, same_bits, step
 from tsgg.errors import UsageError
-from tsgg.generation import resume
 from tsgg.ggml.devices import pick_device
 from tsgg.llm import LLM
 from tsgg.memory import Memory, Sequence

@@ -1,47 +1,35 @@
-"""`LLM`: the Python API. A model, its tokenizer and chat template, and one sequence that is kept between calls."""
+"""`LLM`: the Python API. An engine with the tokenizer and the chat template of its model: text in, text out."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from tsgg.chat import ChatTemplate, ReasoningSplitter
-from tsgg.errors import UsageError
+from tsgg.engine import MOST_UNREAD, Engine
+from tsgg.errors import TsggError, UsageError
 from tsgg.generation import Generation
 from tsgg.model import Model
 from tsgg.pull import resolve_model
 from tsgg.results import ChatChunk, ChatResult, Chunk, GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.settings import settings
-from tsgg.speculative import (
-    AUTO,
-    REGISTRY,
-    CostGovernor,
-    Decline,
-    DraftHead,
-    SpeculationOptions,
-    SpeculativeExecution,
-    Speculator,
-)
+from tsgg.speculative import AUTO, SpeculationOptions
 from tsgg.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
-MOST_EXECUTIONS = 16  # sets of options remembered: a caller who varies them with every call must not fill the memory
-
 
 class LLM:
-    """A GGUF model ready to generate. Calls are serialised by a lock; two LLMs run side by side.
-
-    The last sequence stays in memory: the longest common prefix of the next prompt is not computed again.
+    """A GGUF model ready to generate, for any number of threads: calls run side by side, each with the tokens that it would
+    give alone. What was computed stays in memory as long as there is room: the beginning of a prompt that was seen before is
+    not computed again.
     """
 
     def __init__(
@@ -53,10 +41,14 @@ class LLM:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         speculation: object = "auto",
+        n_seq: int | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         """model: a path, a short name (`smollm2-135m`), `user/repo:quant`, or None for smollm2-135m.
         n_ctx: tokens of context, default min(trained, 8192, what fits). speculation: None or "off", "auto" (what
-        TS_SPEC_* say, else on), a drafter's name, a mapping of options or `SpeculationOptions`.
+        TS_SPEC_* say, else on), a drafter's name, a mapping of options or `SpeculationOptions`. n_seq: requests that run
+        side by side, each with a context of its own; default up to 4 where a quarter of the free memory holds them, 1 for
+        recurrent models; more wait. cache_bytes: of beginnings kept outside the slots, see `Engine`.
 
         Raises `UsageError` for a wrong argument, `ModelFileError`, `UnsupportedError` or `OutOfMemoryError` from loading.
         """
@@ -72,24 +64,19 @@ class LLM:
             n_threads=n_threads,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
+            n_seq=n_seq,
         )
         try:
             metadata = self.model.file.metadata
             self.tokenizer = Tokenizer.from_metadata(metadata)
             self.template = ChatTemplate.from_tokenizer(self.tokenizer)
-            self._sequence = self.model.new_sequence()
-            self._executions: OrderedDict[SpeculationOptions, SpeculativeExecution] = OrderedDict()
-            self._speculators: dict[SpeculationOptions, Speculator | Decline] = {}
-            self._keys = itertools.count()
-            self._governors: dict[tuple[str, str | None], CostGovernor] = {}  # by drafter and its file
-            self._execution(self.speculation)
+            self.engine = Engine(self.model, self.speculation, cache_bytes)
         except BaseException:
             self.model.close()
             raise
-        self.last: GenerationResult | None = None  # of the latest generation, streamed or not
-        self._lock = threading.Lock()
-        self._owner: int | None = None  # the thread that holds the lock
-        self._generation: Generation | None = None  # the one that runs, if it took the LLM's own speculation
+        self.last: GenerationResult | None = None  # of the generation that ended last, streamed or not
+        self._lock = threading.Lock()  # of `speculation`, which changes are made on top of
+        self._finalizer = weakref.finalize(self, Engine.close, self.engine)
 
     # -- text in, text out -----------------------------------------------------------------------------------------
 
@@ -113,30 +100,23 @@ class LLM:
     ) -> GenerationResult | list[GenerationResult]:
         """Generates from a text, token ids, or a list of texts (a list of results, in order).
 
-        `params` and keywords are fields of `SamplingParams`; `speculation` overrides the LLM's for this call.
-        Raises `UsageError` or `ContextFullError` before anything is computed.
+        `params` and keywords are fields of `SamplingParams`; `speculation` overrides the LLM's for this call. The texts of a
+        list run side by side. Raises `UsageError` or `ContextFullError` before anything is computed.
         """
+        parsed = SamplingParams.parse(params, **keywords)
         if isinstance(prompt, list) and prompt and all(isinstance(item, str) for item in prompt):
-            return [self.generate(str(item), params, speculation=speculation, **keywords) for item in prompt]
-        ids = self._ids(prompt)
-        with self._running(ids, SamplingParams.parse(params, **keywords), speculation) as generation:
-            for _ in generation:
-                pass
-        assert self.last is not None
-        return self.last
+            return self._run([self._ids(text) for text in prompt], parsed, speculation)
+        return self._run([self._ids(prompt)], parsed, speculation)[0]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: object = ..., **keywords: Any
     ) -> Iterator[Chunk]:
-        """Generates one chunk per token. Closing the iterator leaves the sequence committed and reusable."""
+        """Generates one chunk per token, from the first `next` on. Any thread may take the next chunk; closing the iterator
+        ends the request. A reader who is slow is waited for, and delays nobody else."""
         ids = self._ids(prompt)
         parsed = SamplingParams.parse(params, **keywords)
-
-        def chunks() -> Iterator[Chunk]:
-            with self._running(ids, parsed, speculation) as generation:
-                yield from generation
-
-        return chunks()
+        self._sampler(ids, parsed)  # bad input is told here, not at the first chunk
+        return self._chunks(ids, parsed, speculation)
 
     @overload
     def chat(
@@ -190,15 +170,14 @@ class LLM:
         text = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **(template or {}))
         ids = self.template.encode(self.tokenizer, text)
         parsed = SamplingParams.parse(params, **keywords)
-        chunks = self._chat(ids, parsed, speculation, self.template.splitter(text))
+        splitter = self.template.splitter(text)
         if stream:
-            return chunks
-        content, reasoning = [], []
-        for chunk in chunks:
-            content.append(chunk.content)
-            reasoning.append(chunk.reasoning_content)
-        assert self.last is not None
-        return ChatResult("assistant", "".join(content), "".join(reasoning) or None, self.last)
+            self._sampler(ids, parsed)
+            return self._chat(ids, parsed, speculation, splitter)
+        result = self._run([ids], parsed, speculation)[0]
+        parts = splitter.push(result.text), splitter.flush()
+        content, reasoning = ("".join(part) for part in zip(*parts, strict=True))
+        return ChatResult("assistant", content, reasoning or None, result)
 
     def tokenize(self, text: str, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
         """Token ids of a text. `add_bos` None follows the file's rule."""
@@ -209,30 +188,31 @@ class LLM:
 
     def speculation_report(self) -> str:
         """What speculation runs by default, or why none does."""
-        return self._execution(self.speculation).describe()
+        engine = self.engine
+        return engine.call(lambda: engine.planner.execution(engine.options).describe())
 
     def update_speculation(self, speculation: object) -> str:
         """Replaces the LLM's speculation: what the constructor takes, on top of what is set now. Returns its report.
 
-        A stream of this thread goes on with it from its next step on; a call of another thread is waited for. Nothing has to
-        be loaded again, except the weights of a new drafter. Raises `UsageError`, and what loading a drafter raises; then all
+        Requests that run, but for those with options of their own, go on with it from their next step. Nothing has to be
+        loaded again, except the weights of a new drafter. Raises `UsageError`, and what loading a drafter raises; then all
         stays as it was.
         """
-        if self._owner == threading.get_ident():
-            return self._update(speculation)
         with self._lock:
-            return self._update(speculation)
+            options = self._options(speculation, self.speculation)
+            report = self.engine.update_speculation(options)
+            self.speculation = options
+        return report
 
     def forget(self) -> None:
-        """Empties the kept sequence: the next prompt is computed whole."""
-        with self._lock:
-            self._sequence.truncate(0)
+        """Forgets what was computed: the next prompt is computed whole. Requests that run go on."""
+        self.engine.forget()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Frees the model's memory; a second call does nothing."""
-        self.model.close()
+        """Ends what runs with a `TsggError`, and frees the model's memory; a second call does nothing."""
+        self._finalizer()
 
     def __enter__(self) -> LLM:
         return self
@@ -253,94 +233,76 @@ class LLM:
             return [int(item) for item in prompt]
         raise UsageError(f"a prompt is a text, a list of texts or a list of token ids, got {type(prompt).__name__}")
 
-    def _chat(
-        self, ids: list[int], params: SamplingParams, speculation: object, splitter: ReasoningSplitter
-    ) -> Iterator[ChatChunk]:
-        with self._running(ids, params, speculation) as generation:
-            for chunk in generation:
-                content, reasoning = splitter.push(chunk.text)
-                if chunk.finish_reason is not None:
-                    rest = splitter.flush()
-                    content, reasoning = content + rest[0], reasoning + rest[1]
-                yield ChatChunk(content, reasoning, chunk)
-
-    def _execution(self, options: SpeculationOptions) -> SpeculativeExecution:
-        """One execution per set of options, the latest MOST_EXECUTIONS; drafters and what they remember are shared."""
-        if options not in self._executions:
-            speculator = self._speculator(options)
-            policy = self._governor(speculator, options)
-            self._executions[options] = SpeculativeExecution(self.model, speculator, options, policy, keys=self._keys)
-            while len(self._executions) > MOST_EXECUTIONS:
-                self._executions.popitem(last=False)
-        self._executions.move_to_end(options)
-        return self._executions[options]
-
-    def _speculator(self, options: SpeculationOptions) -> Speculator | Decline:
-        """The drafter of these options, or why there is none; one for all that differ in the window only."""
-        same = replace(options, draft=None, adaptive=True)
-        if same not in self._speculators:
-            wants_head = options.enabled and (options.type == AUTO or REGISTRY.requires_draft_head(options.type))
-            head = self._head(options) if wants_head else None
-            self._speculators[same] = REGISTRY.create(options.type, self.model, options, head)
-            while len(self._speculators) > MOST_EXECUTIONS:
-                del self._speculators[next(iter(self._speculators))]
-        return self._speculators[same]
-
     def _options(self, speculation: object, base: SpeculationOptions) -> SpeculationOptions:
         """None switches off; "auto" is what the environment says, else on; anything else is on top of `base`."""
         if isinstance(speculation, str) and speculation == AUTO:
             return self._environment
         return SpeculationOptions.parse("off" if speculation is None else speculation, base)
 
-    def _head(self, options: SpeculationOptions) -> DraftHead | None:
-        """Drafter weights: those of the file that was named, else those that the model's own file carries."""
-        return self.model.draft_head() if options.draft_model is None else self.model.draft_model(options.draft_model)
+    def _sampler(self, ids: list[int], params: SamplingParams) -> RowSampler:
+        """Raises what the prompt or the parameters are refused for."""
+        self.engine.check(ids)
+        text = self.tokenizer.stream()
+        return RowSampler(
+            params,
+            self.model.vocab_size,
+            prompt=ids,
+            end_of_generation=self.tokenizer.end_of_generation,
+            suppressed=self.tokenizer.suppressed,
+            decode_step=text.push,
+            decode_end=text.flush,
+            token_limit=self.model.n_ctx - len(ids) + 1,  # the last token need not lie in memory
+        )
 
-    def _governor(self, speculator: Speculator | Decline, options: SpeculationOptions) -> CostGovernor | None:
-        """What chooses the windows: one per drafter, so that what it has learned of costs serves all options and requests."""
-        if isinstance(speculator, Decline) or not options.adaptive:
-            return None
-        return self._governors.setdefault((speculator.name, options.draft_model), CostGovernor())
-
-    def _update(self, speculation: object) -> str:
-        options = self._options(speculation, self.speculation)
-        execution = self._execution(options)
-        self.speculation = options
-        if self._generation is not None:
-            self._generation.switch(execution)
-        return execution.describe()
+    def _run(self, prompts: list[list[int]], params: SamplingParams, speculation: object) -> list[GenerationResult]:
+        """All prompts side by side, waited for. Nothing is computed where one is refused; where one fails, all end."""
+        options = None if speculation is ... else self._options(speculation, self.speculation)
+        samplers = [self._sampler(ids, params) for ids in prompts]
+        started: list[Generation] = []
+        try:
+            for ids, sampler in zip(prompts, samplers, strict=True):
+                stream = self.engine.submit(ids, sampler, options, most_unread=None)
+                started.append(Generation(stream, sampler, len(ids)))
+            for generation in started:
+                generation.stream.wait()
+        finally:
+            for generation in started:
+                generation.stream.cancel()  # after its end: nothing
+        results = [generation.result() for generation in started]
+        self.last = results[-1]
+        return results
 
     @contextmanager
-    def _running(self, ids: list[int], params: SamplingParams, speculation: object) -> Iterator[Generation]:
-        """Holds the lock while a generation on the kept sequence runs."""
-        if self._owner == threading.get_ident():
-            raise UsageError("this LLM is streaming in the same thread: finish or close that stream first")
-        with self._lock:
-            self._owner = threading.get_ident()
-            try:
-                options = self.speculation if speculation is ... else self._options(speculation, self.speculation)
-                if self.tokenizer.suppressed:
-                    never = dict.fromkeys(self.tokenizer.suppressed, -math.inf)
-                    params = replace(params, logit_bias={**(params.logit_bias or {}), **never})
-                stream = self.tokenizer.stream()
-                sampler = RowSampler(
-                    params,
-                    self.model.vocab_size,
-                    prompt=ids,
-                    end_of_generation=self.tokenizer.end_of_generation,
-                    decode_step=stream.push,
-                    decode_end=stream.flush,
-                    token_limit=self.model.n_ctx - len(ids) + 1,  # the last token need not lie in memory
-                )
-                generation = Generation(self.model, self._execution(options), self._sequence, sampler, ids)
-                self._generation = generation if speculation is ... else None
-                try:
-                    yield generation
-                finally:  # a closed stream as well
-                    self._generation = None
-                    self.last = generation.result()
-            finally:
-                self._owner = None
+    def _streaming(self, ids: list[int], params: SamplingParams, speculation: object) -> Iterator[Generation]:
+        """A request that ends when its reader leaves."""
+        options = None if speculation is ... else self._options(speculation, self.speculation)
+        sampler = self._sampler(ids, params)
+        stream = self.engine.submit(ids, sampler, options, most_unread=MOST_UNREAD)
+        generation = Generation(stream, sampler, len(ids))
+        try:
+            yield generation
+        finally:
+            stream.cancel()
+            if not self.engine.here:  # where a garbage collection found the stream
+                with suppress(TsggError):  # it was raised in the reader's loop, or nobody reads any more
+                    stream.wait()
+            if stream.ended and stream.error is None:
+                self.last = generation.result()
+
+    def _chunks(self, ids: list[int], params: SamplingParams, speculation: object) -> Generator[Chunk]:
+        with self._streaming(ids, params, speculation) as generation:
+            yield from generation
+
+    def _chat(
+        self, ids: list[int], params: SamplingParams, speculation: object, splitter: ReasoningSplitter
+    ) -> Iterator[ChatChunk]:
+        with closing(self._chunks(ids, params, speculation)) as chunks:
+            for chunk in chunks:
+                content, reasoning = splitter.push(chunk.text)
+                if chunk.finish_reason is not None:
+                    rest = splitter.flush()
+                    content, reasoning = content + rest[0], reasoning + rest[1]
+                yield ChatChunk(content, reasoning, chunk)
 
 
 def _is_id(item: object) -> bool:

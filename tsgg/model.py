@@ -51,12 +51,13 @@ class Model:
         *,
         device: str = "auto",
         n_ctx: int | None = None,
-        n_seq: int = 1,
+        n_seq: int | None = 1,
         n_threads: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
     ) -> None:
-        """Loads a file. `n_ctx` is tokens per sequence (default: the trained length, at most 8192 and what fits).
+        """Loads a file. `n_ctx` is tokens per sequence (default: the trained length, at most 8192 and what fits), `n_seq` the
+        sequences that memory holds at once (None: what `tsgg.plan.fit` chooses).
 
         Raises `ModelFileError`, `UnsupportedError`, `UsageError` or `OutOfMemoryError`, with nothing left allocated.
         """
@@ -69,7 +70,7 @@ class Model:
         self.plan = fit(
             self.arch, placements, self.device.memory_free, n_ctx, n_seq, cache_type_k, cache_type_v, self.file.tensors
         )
-        self.n_ctx = self.plan.context
+        self.n_ctx, n_seq = self.plan.context, self.plan.sequences
         self.vocab_size = int(self.file.tensors["token_embd.weight"].shape[1])
         self._closers: list[_Closable] = []
         self._interrupt = Interrupt()
@@ -277,7 +278,7 @@ def _architecture(file: GGUFFile) -> Architecture:
 def _check_arguments(n_ctx: object, n_seq: object, type_k: object, type_v: object) -> None:
     if n_ctx is not None and not _is_int(n_ctx, 1, MAX_CONTEXT):
         raise UsageError(f"n_ctx is {n_ctx!r}, expected a whole number of tokens from 1 to {MAX_CONTEXT}")
-    if not _is_int(n_seq, 1, MAX_SEQUENCES):
+    if n_seq is not None and not _is_int(n_seq, 1, MAX_SEQUENCES):
         raise UsageError(f"n_seq is {n_seq!r}, expected a whole number of sequences from 1 to {MAX_SEQUENCES}")
     for name, given in (("cache_type_k", type_k), ("cache_type_v", type_v)):
         if not isinstance(given, str) or given not in CACHE_TYPES:

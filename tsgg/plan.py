@@ -9,12 +9,14 @@ from tsgg.errors import OutOfMemoryError, UnsupportedError
 from tsgg.gguf import TensorInfo
 from tsgg.memory.kv import BLOCK_ROWS, CELL_STEP
 from tsgg.memory.memory import LARGEST_RUN, memory_bytes, pool_bytes, verify_bytes
-from tsgg.models.base import MAX_CONTEXT, Architecture, Attention
+from tsgg.models.base import MAX_CONTEXT, Architecture, Attention, Recurrent
 from tsgg.speculative.options import DEFAULT_DRAFT
 from tsgg.weights import Placement
 
 DEFAULT_CONTEXT = 8192  # tokens, when neither caller nor file asks for less
 PREFILL_ROWS = LARGEST_RUN  # rows of a prefill chunk
+DEFAULT_SEQUENCES = 4  # slots, when the caller does not say
+CACHE_SHARE = 4  # the slots of a default take at most one part in so many of the free memory
 SMALLEST_CONTEXT = CELL_STEP  # a default context is not shrunk below this to fit
 
 
@@ -44,6 +46,7 @@ class MemoryPlan:
     """Bytes that a load needs, and what the device has free."""
 
     context: int  # tokens per sequence
+    sequences: int  # slots
     mapped: int  # weights read in place from the file's mapping
     copied: int  # weights copied or repacked
     cache: int  # KV and recurrent states of all slots
@@ -72,16 +75,27 @@ def fit(
     placements: Sequence[Placement],
     free: int,
     n_ctx: int | None,
-    n_seq: int,
+    n_seq: int | None,
     type_k: str,
     type_v: str,
     tensors: Mapping[str, TensorInfo] | None = None,
 ) -> MemoryPlan:
-    """The plan for a context of `n_ctx` tokens; None means min(trained, 8192), halved until it fits.
+    """The plan for a context of `n_ctx` tokens; None means min(trained, 8192), halved until it fits. `n_seq` None: as many
+    slots, up to DEFAULT_SEQUENCES, as leave most of the memory free.
 
     `tensors` are the file's: what a draft head in it weighs, beyond its cache, is counted where they are given.
     Raises `OutOfMemoryError` that lists the parts when an explicit context, or the smallest, does not fit.
     """
+    if n_seq is None:
+        lone = fit(arch, placements, free, n_ctx, 1, type_k, type_v, tensors)
+        # A lone sequence of a recurrent trunk steps without copying its state: several slots would cost each step time.
+        recurrent = any(isinstance(layer, Recurrent) for layer in arch.attention())
+        for count in range(1 if recurrent else DEFAULT_SEQUENCES, 1, -1):
+            head = _head_bytes(arch, tensors or {}, lone.context, count, type_k, type_v)
+            proposal = _plan(arch, placements, free, lone.context, count, type_k, type_v, head)
+            if proposal.needed <= free and proposal.cache * CACHE_SHARE <= free:
+                return proposal
+        return lone
     wanted = n_ctx or min(arch.context, DEFAULT_CONTEXT)
     while True:
         head = _head_bytes(arch, tensors or {}, min(wanted, MAX_CONTEXT), n_seq, type_k, type_v)
@@ -115,14 +129,13 @@ def _plan(
     rows = min(PREFILL_ROWS, context)
     activations = rows * (3 * widest + 8 * arch.embedding) * 4
     scores = min(rows, BLOCK_ROWS) * max((layer.heads for layer in attention), default=0) * context * 4
-    values = context * max((layer.kv_heads * layer.value_dim for layer in attention), default=0) * 2
-    scratch = activations + max(scores, values)
+    scratch = activations + scores
     cache = memory_bytes(layers, context, n_seq, type_k, type_v)
     # A plain step of all sequences leaves a state of each; a verify one after every row.
     snapshots = max(
         verify_bytes(layers, n_seq, 1), verify_bytes(layers, 1, 1 + (arch.preferred_draft_window or DEFAULT_DRAFT))
     )
-    return MemoryPlan(context, mapped, copied, cache, scratch, free, snapshots, pool_bytes(layers), head)
+    return MemoryPlan(context, n_seq, mapped, copied, cache, scratch, free, snapshots, pool_bytes(layers), head)
 
 
 def _head_bytes(

@@ -23,12 +23,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one request: `prefill` ends with the first token drawn, `decode` is everything after it."""
+    """Seconds of one request: `prefill` ends with the first token drawn, `decode` is everything after it; `queue` is what it
+    waited for a place among others before."""
 
     prefill: float
     decode: float
     prefill_rate: float  # uncached prompt tokens per second
     decode_rate: float  # tokens after the first per second
+    queue: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class GenerationResult:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: str  # "stop", "length", "repetition" or "cancelled"
+    finish_reason: str  # "stop", "length", "repetition", "cancelled" or "timeout"
     stop_reason: str | int | None  # the stop string or end token behind "stop"
     seed: int
     usage: Usage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequences
 from dataclasses import replace
 from typing import Any, Protocol
@@ -113,16 +113,14 @@ class Memory:
                 f"forward at most {LARGEST_RUN} at a time"
             )
 
-    def chunks(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """How to forward a prompt's tokens first..end - 1: runs of at most `chunk_rows`, as (first, end).
+    def chunk_end(self, first: int, at: int, end: int, rows: int = LARGEST_RUN) -> int:
+        """Where the chunk that begins at `at` ends, when a prompt's tokens first..end - 1 are forwarded in chunks of at most
+        `rows` and `chunk_rows`.
 
         Where states have checkpoints, one is left shortly before the end of a long prompt.
         """
         split = end - PROMPT_END if self.recurrent is not None and end - first >= WORTH_A_CHUNK else end
-        for stop in (split, end):
-            while first < stop:
-                yield first, min(stop, first + self.chunk_rows)
-                first = min(stop, first + self.chunk_rows)
+        return min(split if at < split else end, at + min(rows, self.chunk_rows))
 
     def reset(self, slot: int) -> None:
         """The slot's sequence is empty."""
