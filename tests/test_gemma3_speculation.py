@@ -63,7 +63,7 @@ def test_the_tiny_windowed_trunk_gives_the_plain_stream(
     for drafter in DRAFTERS:
         for name, policy in POLICIES.items():
             drafted = generate(tiny, tiny_sequence, prompt, drafter, how, policy(), **more)
-            assert drafted.usage.cached_tokens == length - 1  # resumed at the prompt's last token
+            assert drafted.cached == length - 1  # resumed at the prompt's last token
             assert drafted.tokens == plain.tokens, f"{drafter}, {name}"
             if name == "forced":  # what the governor does depends on the machine
                 assert 0 < drafted.speculation.accepted < drafted.speculation.drafted, drafter
