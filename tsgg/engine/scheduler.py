@@ -55,6 +55,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         if request.deadline is not None and (self._earliest is None or request.deadline < self._earliest):
             self._earliest = request.deadline
+        if request.cancelled:  # before it was here: the turn that it disturbed has not seen it
+            self.disturbed = True
         bisect.insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
