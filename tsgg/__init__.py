@@ -8,6 +8,7 @@ with LLM("model.gguf") as llm:
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from tsgg import process as _process  # noqa: F401  before any native library loads
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tsgg.sampling import SamplingParams
     from tsgg.speculative.options import SpeculationOptions
 
+    __version__: str
+
 __all__ = [
     "LLM",
     "ChatResult",
@@ -39,6 +42,7 @@ __all__ = [
     "TsggError",
     "UnsupportedError",
     "UsageError",
+    "__version__",
 ]
 
 _LAZY = {
@@ -52,7 +56,9 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads ggml only when something that needs it is asked for."""
+    """Loads ggml, and reads the version, only when something asks for it."""
+    if name == "__version__":
+        return version("tsgg")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'tsgg' has no attribute {name!r}")

@@ -15,6 +15,7 @@ from tsgg.engine import MOST_UNREAD, Engine
 from tsgg.errors import TsggError, UsageError
 from tsgg.generation import Generation
 from tsgg.model import Model
+from tsgg.notices import Notices
 from tsgg.pull import resolve_model
 from tsgg.results import ChatChunk, ChatResult, Chunk, GenerationResult
 from tsgg.sampling import RowSampler, SamplingParams
@@ -77,6 +78,8 @@ class LLM:
         self.last: GenerationResult | None = None  # of the generation that ended last, streamed or not
         self._lock = threading.Lock()  # of `speculation`, which changes are made on top of
         self._finalizer = weakref.finalize(self, Engine.close, self.engine)
+        self._notices = Notices()
+        self._notices.loaded(self.engine, n_ctx, n_threads)
 
     # -- text in, text out -----------------------------------------------------------------------------------------
 
@@ -167,6 +170,7 @@ class LLM:
             raise UsageError(
                 f"{self.model.file.paths[0].name} has no chat template: use generate() with a plain prompt"
             )
+        self._notices.template(self.tokenizer.chat_template or "", tools, enable_thinking)
         text = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **(template or {}))
         ids = self.template.encode(self.tokenizer, text)
         parsed = SamplingParams.parse(params, **keywords)
@@ -202,6 +206,7 @@ class LLM:
             options = self._options(speculation, self.speculation)
             report = self.engine.update_speculation(options)
             self.speculation = options
+        self._notices.speculation(self.engine)
         return report
 
     def forget(self) -> None:

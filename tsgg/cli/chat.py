@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from tsgg.cli.arguments import add_model, add_sampling, load, print_json, sampling
+from tsgg.cli.arguments import add_model, add_sampling, print_json, sampling
+from tsgg.cli.loading import load
 from tsgg.errors import ContextFullError
 from tsgg.llm import LLM
 from tsgg.sampling import SamplingParams

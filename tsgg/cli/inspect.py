@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from tsgg.check_head import TEXT, TOKENS, WINDOW, check_head
-from tsgg.cli.arguments import add_model, load, print_json
+from tsgg.cli.arguments import add_model, print_json
+from tsgg.cli.loading import load
 from tsgg.llm import LLM
 from tsgg.memory.memory import full_memory_bytes, memory_bytes
 from tsgg.model import Model
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with load(arguments) as llm:
+    with load(arguments, n_seq=None) as llm:
         report = _report(llm, arguments)
         path, tokens = llm.model.file.paths[0], llm.tokenizer.encode(TEXT)[:TOKENS]
     if arguments.check_head:

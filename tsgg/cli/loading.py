@@ -1,0 +1,58 @@
+"""The model that the flags name."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from tsgg.errors import UsageError
+from tsgg.llm import LLM
+from tsgg.pull import resolve_model
+
+log = logging.getLogger("tsgg.cli")
+
+_OPTIONS = {  # of speculation -> flag
+    "enabled": "spec",
+    "type": "spec_type",
+    "draft": "spec_draft",
+    "pmin": "spec_pmin",
+    "draft_model": "draft_model",
+}
+
+
+def load(arguments: argparse.Namespace, n_seq: int | None = 1) -> LLM:
+    """Loads the model that the arguments name. Speculation is on unless --no-spec (or TS_SPEC=0) says otherwise."""
+    spec = {
+        option: getattr(arguments, flag) for option, flag in _OPTIONS.items() if getattr(arguments, flag) is not None
+    }
+    llm = LLM(
+        resolve_model(arguments.model, say),
+        device=_device(arguments),
+        n_ctx=arguments.n_ctx,
+        n_threads=arguments.threads,
+        cache_type_k=arguments.cache_type_k,
+        cache_type_v=arguments.cache_type_v,
+        speculation=spec or "auto",
+        n_seq=n_seq,
+    )
+    if sys.stderr.isatty():
+        say(f"using {llm.model.file.paths[0]} ({llm.model.n_ctx} tokens of context, {llm.model.device.name})")
+    return llm
+
+
+def say(line: str) -> None:
+    """A line for the user, on stderr."""
+    print(line, file=sys.stderr)
+
+
+def _device(arguments: argparse.Namespace) -> str:
+    """What --device says, or -ngl, as far as it can mean anything here: a model lies on one device, with all its layers."""
+    layers = arguments.gpu_layers
+    if layers is None:
+        return str(arguments.device)
+    if layers not in ("auto", "all") and not layers.removeprefix("-").isdecimal():
+        raise UsageError(f"-ngl is {layers!r}, expected a number of layers, auto or all")
+    if layers != "0":
+        log.warning("-ngl %s: a model lies on one device with all its layers; --device chooses it", layers)
+    return "CPU" if layers == "0" and arguments.device == "auto" else str(arguments.device)
