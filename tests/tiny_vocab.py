@@ -47,3 +47,21 @@ def sentencepiece_metadata() -> Metadata:
             "tokenizer.ggml.scores": np.array(scores, np.float32),
         }
     )
+
+
+def character_metadata() -> Metadata:
+    """`gemma4`: specials, byte tokens, a few letters and two merges."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [3, 3, 3, 2] + [6] * 256
+    letters = ["\u2581", "a", "b", "c", "ab", "bc", "\n"]
+    return Metadata(
+        {
+            "tokenizer.ggml.model": "gemma4",
+            "tokenizer.ggml.tokens": [*tokens, *letters],
+            "tokenizer.ggml.token_type": np.array(types + [1] * len(letters), np.int32),
+            "tokenizer.ggml.merges": ["a b", "b c"],
+            "tokenizer.ggml.bos_token_id": 2,
+            "tokenizer.ggml.eos_token_id": 1,
+            "tokenizer.ggml.unknown_token_id": 3,
+        }
+    )

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 from tsgg.errors import ModelFileError
 from tsgg.gguf import Metadata
 from tsgg.tokenizer import pretokenize
-from tsgg.tokenizer.vocab import Vocabulary
+from tsgg.tokenizer.vocab import CONTROL, UNKNOWN, Vocabulary
 
 SPACE = "\u2581"  # what stands for a space in SentencePiece-like vocabularies
 _NEVER = "\U0010ffff\U0010ffff"  # a code point that is no character, twice
@@ -32,12 +32,13 @@ class ByteLevelBPE:
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
         rules = pretokenize.find(vocabulary.pre)
         self._bytes, self._in_parts = byte_characters(), rules.cuts_at_newlines
-        ids, self._size = library_ids(vocabulary), len(vocabulary.texts)
+        hidden, self._size = hidden_texts(vocabulary), len(vocabulary.texts)
+        ids = library_ids(vocabulary, hidden)
         # A byte without a token gets a stand-in past the end: unknown to the library, it would vanish before merging and
         # its neighbours would merge across the hole. `encode` drops it afterwards.
         self._holes = [character for character in self._bytes if character not in ids]
         ids = ids | {character: self._size + i for i, character in enumerate(self._holes)}
-        self._library = Library(_model(ids, metadata, ignore_merges=rules.ignore_merges))
+        self._library = Library(_model(ids, metadata, hidden, ignore_merges=rules.ignore_merges))
         splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in rules.regexes]
         mapping = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._library.pre_tokenizer = pre_tokenizers.Sequence([*splits, mapping])
@@ -60,7 +61,8 @@ class CharacterBPE:
     """`gemma4`: spaces become U+2581, runs of newlines stand apart, pairs of characters merge by rank."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
-        self._library = Library(_model(library_ids(vocabulary), metadata, byte_fallback=True))
+        hidden = hidden_texts(vocabulary)
+        self._library = Library(_model(library_ids(vocabulary, hidden), metadata, hidden, byte_fallback=True))
         self._library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
 
     def encode(self, text: str) -> list[int]:
@@ -77,8 +79,14 @@ def _fast_ids(library: Library, text: str) -> list[int]:
 
 
 def _model(
-    ids: dict[str, int], metadata: Metadata, *, ignore_merges: bool = False, byte_fallback: bool = False
+    ids: dict[str, int],
+    metadata: Metadata,
+    hidden: frozenset[str],
+    *,
+    ignore_merges: bool = False,
+    byte_fallback: bool = False,
 ) -> models.BPE:
+    """`hidden`: texts that merging must not arrive at (`hidden_texts`)."""
     merges = []
     for line in dict.fromkeys(metadata.get_strings("tokenizer.ggml.merges")):  # of equal lines the first gives the rank
         left, space, right = line.partition(" ")
@@ -87,20 +95,32 @@ def _model(
             left = " " + left
         if not space or not right:
             raise ModelFileError(f"tokenizer.ggml.merges holds {line!r}, expected two texts with a space between them")
-        merges.append((left, right))
+        if not hidden or hidden.isdisjoint((left, right, left + right)):
+            merges.append((left, right))
     try:
         return models.BPE(ids, merges, ignore_merges=ignore_merges, byte_fallback=byte_fallback)
     except Exception as error:  # the library raises bare exceptions
         raise ModelFileError(f"tokenizer.ggml.merges does not fit the vocabulary: {error}") from error
 
 
-def library_ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """The vocabulary for a library that wants valid text: an empty or broken one gets a stand-in that is never met."""
-    ids = vocabulary.ids
+def hidden_texts(vocabulary: Vocabulary) -> frozenset[str]:
+    """Texts of control tokens. They are cut out of a text where that is wished for; plain text must never merge to one."""
+    types, ids = vocabulary.types, vocabulary.ids
+    return frozenset(text for text, token in ids.items() if types[token] in (CONTROL, UNKNOWN) and len(text) > 1)
+
+
+def library_ids(vocabulary: Vocabulary, hidden: frozenset[str] = frozenset()) -> dict[str, int]:
+    """The vocabulary for a library that wants one valid text per token: an empty, broken or hidden one, and one that a token
+    before it has, gets a stand-in that is never met."""
+    texts, ids = vocabulary.texts, vocabulary.ids
+    apart = set(hidden)
     if _SURROGATE.search("".join(ids)) or "" in ids:
-        broken = [text for text in ids if not text or _SURROGATE.search(text)]
-        ids = dict(ids)
-        for text in broken:
-            token = ids.pop(text)
-            ids[f"{_NEVER}{token}{_NEVER}"] = token  # no pair of tokens joins to this
-    return ids
+        apart.update(text for text in ids if not text or _SURROGATE.search(text))
+    if not apart and len(ids) == len(texts):
+        return ids
+    return {
+        f"{_NEVER}{token}{_NEVER}"
+        if text in apart or ids[text] != token
+        else text: token  # no pair joins to the stand-in
+        for token, text in enumerate(texts)
+    }

@@ -8,7 +8,7 @@ from sentencepiece import SentencePieceProcessor
 
 from tsgg.errors import ModelFileError
 from tsgg.tokenizer.bpe import SPACE, library_ids
-from tsgg.tokenizer.vocab import BYTE, NORMAL, UNKNOWN, Vocabulary
+from tsgg.tokenizer.vocab import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary
 
 # Field numbers of sentencepiece_model.proto, the only ones that encoding reads.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -39,13 +39,18 @@ class SentencePieceBPE:
 
 
 def _proto(vocabulary: Vocabulary) -> bytes:
-    """The model as sentencepiece reads it. Control and user-defined tokens are plain pieces: they were cut out before."""
+    """The model as sentencepiece reads it. User-defined tokens are plain pieces: they were cut out before. Control tokens
+    are such that no merge arrives at them."""
     unknown = vocabulary.special["unk"]
     unknown = 0 if unknown is None else unknown
     texts = sorted(library_ids(vocabulary).items(), key=lambda item: item[1])
     parts = []
     for (text, token), score in zip(texts, vocabulary.scores, strict=True):
-        kind = UNKNOWN if token == unknown else BYTE if vocabulary.types[token] == BYTE else NORMAL
+        kind = vocabulary.types[token]
+        if token == unknown:
+            kind = UNKNOWN
+        elif kind not in (BYTE, CONTROL) or text != vocabulary.texts[token]:
+            kind = NORMAL
         raw = text.encode()
         body = b"\x0a" + _varint(len(raw)) + raw + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes((kind,))
         parts.append(b"\x0a" + _varint(len(body)) + body)

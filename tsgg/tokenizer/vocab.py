@@ -47,7 +47,7 @@ class Vocabulary:
     texts: list[str]
     types: list[int]  # the file's, corrected by text: an end mark is control
     scores: list[float]  # empty when the file has none
-    ids: dict[str, int]
+    ids: dict[str, int]  # of a text that several tokens have the first
     special: dict[str, int | None]  # bos, eos, eot, eom, unk, pad
     end_of_generation: frozenset[int]
     suppressed: frozenset[int]  # never to be drawn: placeholders of images and sounds in text models
@@ -60,7 +60,7 @@ class Vocabulary:
         """Tokens that are cut out of a text before anything else: user-defined ones, and on request the control ones."""
         wanted = (USER_DEFINED, CONTROL, UNKNOWN) if control else (USER_DEFINED,)
         types = self.types
-        return {text: i for i, text in enumerate(self.texts) if types[i] in wanted and text}
+        return {text: token for text, token in self.ids.items() if types[token] in wanted and text}
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
@@ -69,9 +69,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     count = len(texts)
     if not 0 < count <= MAX_TOKENS:
         raise ModelFileError(f"tokenizer.ggml.tokens has {count} entries, expected 1 to {MAX_TOKENS}")
-    ids = {text: i for i, text in enumerate(texts)}
-    if len(ids) != count:
-        raise ModelFileError(f"tokenizer.ggml.tokens holds {count - len(ids)} texts twice: ids would be ambiguous")
+    ids = dict(zip(reversed(texts), range(count - 1, -1, -1), strict=True))
     types = _per_token(metadata, "token_type", count, "iu") or [NORMAL] * count
     kind = metadata.get_str("tokenizer.ggml.model")
     _check_bytes(texts, types)
@@ -83,8 +81,12 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
                 special[name] = default
     sentence_piece = kind == "llama"
     bos_default = kind != "gpt2" or pretokenize.find(pre).add_bos
-    ends = _ends(metadata, ids, special)
+    ends = _ends(metadata, ids, special, count)
     _correct_types(types, ids, ends)
+    for token, text in enumerate(texts) if len(ids) < count else ():
+        if ids[text] in ends:  # a second end mark, drawn, ends the answer as the first does
+            ends |= {token}
+            types[token] = CONTROL
     add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token", bos_default)
     return Vocabulary(
         kind=kind,
@@ -139,7 +141,7 @@ def _suppressed(metadata: Metadata, count: int) -> frozenset[int]:
     return frozenset(tokens.tolist())
 
 
-def _ends(metadata: Metadata, ids: dict[str, int], special: dict[str, int | None]) -> frozenset[int]:
+def _ends(metadata: Metadata, ids: dict[str, int], special: dict[str, int | None], count: int) -> frozenset[int]:
     if special["eot"] is None:
         special["eot"] = min((ids[text] for text in _EOT_TEXTS if text in ids), default=None)
     if special["eom"] is None:
@@ -147,7 +149,7 @@ def _ends(metadata: Metadata, ids: dict[str, int], special: dict[str, int | None
     ends = {special["eos"], special["eot"], special["eom"]}
     ends |= {ids[text] for text in END_TEXTS if text in ids}
     for key, texts in zip(MIDDLE_KEYS, MIDDLE_TEXTS, strict=True):
-        token = _special(metadata, key, key, len(ids))
+        token = _special(metadata, key, key, count)
         if token is None:
             token = min((ids[text] for text in texts if text in ids), default=None)
         ends.add(token)
