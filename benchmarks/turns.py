@@ -137,8 +137,8 @@ def _mismatch(
     for how in (speculation, None):
         llm.forget()
         again = llm.generate(ids, max_tokens=at + 1, temperature=0, ignore_eos=True, speculation=how, logprobs=2)
-        (_, best), (_, second) = again.logprobs[-1].top
-        margins.append(best - second)
+        best, second = again.logprobs[-1].top
+        margins.append(best.logprob - second.logprob)
     return {"token": at, "margin": margins[0], "plain_margin": margins[1]}
 
 

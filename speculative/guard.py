@@ -39,7 +39,9 @@ class SpeculativeRequest:
         """Finish reason, or None while another step may run."""
         if self.sampler.finished is not None:
             return self.sampler.finished
-        return "length" if self.context_full or self.remaining == 0 else None
+        if self.remaining == 0:
+            return "length"
+        return "context" if self.context_full else None
 
     @property
     def next_input(self) -> int:

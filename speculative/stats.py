@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,9 @@ class SpeculationStats:
     drafted_per_position: tuple[int, ...] = ()  # verifies that had a draft at window position i
     accepted_per_position: tuple[int, ...] = ()  # verifies that accepted it
     silent_steps: int = 0  # armed, but nothing drafted
-    silence_reasons: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    silence_reasons: Mapping[str, int] = field(
+        default_factory=dict
+    )  # a dict: results are plain data, for pickle and JSON
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     plain_seconds: float = 0.0
@@ -115,7 +116,7 @@ class SpeculationCounters:
             drafted_per_position=tuple(self._drafted_at),
             accepted_per_position=tuple(self._accepted_at),
             silent_steps=self._silence.total(),
-            silence_reasons=MappingProxyType(dict(self._silence)),
+            silence_reasons=dict(self._silence),
             draft_seconds=self._draft_seconds,
             verify_seconds=self._verify_seconds,
             plain_seconds=self._plain_seconds,

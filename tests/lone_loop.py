@@ -10,14 +10,14 @@ from tsgg.engine.tree import common_prefix
 from tsgg.memory import Sequence
 from tsgg.model import Model
 from tsgg.sampling import RowSampler
-from tsgg.sampling.row import TokenLogprobs
+from tsgg.sampling.row import RowLogprobs
 from tsgg.speculative import Batch, SpeculationStats, SpeculativeExecution, Want
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: tuple[RowLogprobs, ...]
     finish_reason: str
     cached: int  # tokens of the prompt that the sequence held
     speculation: SpeculationStats

@@ -207,7 +207,7 @@ def test_the_context_ends_a_request(tmp_path: Path) -> None:
         sampler = RowSampler(SamplingParams(max_tokens=None, temperature=0.0), running.model.vocab_size)
         stream = running.submit(text(250, 1), sampler, DRAFTING)
         assert len(tokens_of(stream)) == 7
-        assert stream.outcome.finish_reason == "length"
+        assert stream.outcome.finish_reason == "context"
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,8 @@ def test_a_request_ends_with_the_tokens_it_has_left_whatever_its_sampler_would_d
     assert sampler.tokens == plain_stream(PROMPT, 13)
     assert_memory(sequence, PROMPT, sampler.tokens)
     assert request.remaining == 0 and steps[-1].finished == "length" and sampler.finished is None
+    request.context_full = True
+    assert request.finished == "length", "of two limits that are reached at once, the one that was asked for is told"
 
 
 def test_the_end_of_the_context_narrows_the_window_and_then_ends_the_request() -> None:
@@ -154,7 +156,7 @@ def test_the_end_of_the_context_narrows_the_window_and_then_ends_the_request() -
     request, sequence, sampler, _ = decode(ScriptedDrafter(right), 8, limit=100, trunk=trunk)
     assert [rows for _, rows, _ in trunk.forwards[2:]] == [9, 3]
     assert sequence.length == trunk.context
-    assert request.finished == "length" and sampler.finished is None
+    assert request.finished == "context" and sampler.finished is None
     assert sampler.tokens == plain_stream(PROMPT, 13)
 
 

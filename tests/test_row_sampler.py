@@ -153,12 +153,21 @@ def test_stop_token_ids_end_the_answer_even_where_eos_is_ignored() -> None:
     assert sampler.finished == "stop"
 
 
-def test_length_is_the_lesser_of_max_tokens_and_the_room_in_the_context() -> None:
-    assert len(greedy([1] * 9, max_tokens=4).tokens) == 4
-    assert len(greedy([1] * 9, max_tokens=4, token_limit=2).tokens) == 2
-    sampler = greedy([1] * 9, token_limit=3)
-    assert (len(sampler.tokens), sampler.finished) == (3, "length")
-    assert greedy([1, END], max_tokens=2).finished == "stop"  # an end in the last place is a stop, not a cut
+@pytest.mark.parametrize(
+    ("most", "room", "tokens", "reason"),
+    [(4, None, 4, "length"), (4, 2, 2, "context"), (None, 3, 3, "context"), (3, 3, 3, "length"), (3, 4, 3, "length")],
+)
+def test_an_answer_is_cut_by_max_tokens_or_by_the_context_whichever_is_less_and_says_which(
+    most: int | None, room: int | None, tokens: int, reason: str
+) -> None:
+    sampler = greedy([1] * 9, max_tokens=most, token_limit=room)
+    assert (len(sampler.tokens), sampler.finished) == (tokens, reason)
+    assert sampler.texts == [""] * tokens
+
+
+def test_an_end_in_the_last_place_is_a_stop_and_not_a_cut() -> None:
+    assert greedy([1, END], max_tokens=2).finished == "stop"
+    assert greedy([1, END], token_limit=2).finished == "stop"
 
 
 def test_a_device_may_record_the_maximum_it_took_only_where_nothing_else_decides() -> None:

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
 import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
+from tsgg import generation
 from tsgg.chat import ChatTemplate, ReasoningSplitter
 from tsgg.engine import MOST_UNREAD, Engine
-from tsgg.errors import TsggError, UsageError
+from tsgg.errors import UsageError
 from tsgg.generation import Generation
 from tsgg.model import Model
 from tsgg.notices import Notices
+from tsgg.prompts import Prompt, is_batch, naming, token_ids
 from tsgg.pull import resolve_model
 from tsgg.results import ChatChunk, ChatResult, Chunk, GenerationResult
-from tsgg.sampling import RowSampler, SamplingParams
+from tsgg.sampling import RowSampler, SamplingKeywords, SamplingParams, file_defaults
 from tsgg.settings import settings
 from tsgg.speculative import AUTO, SpeculationOptions
+from tsgg.suggest import did_you_mean
 from tsgg.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Prompts = Sequence[Prompt]
+Params = SamplingParams | Mapping[str, Any] | None
 Messages = Sequence[Mapping[str, Any]]
+
+log = logging.getLogger("tsgg")
+
+# What llama-cpp-python and vLLM call an argument of `LLM`.
+ELSEWHERE = {
+    "model_path": "model",
+    "max_model_len": "n_ctx",
+    "type_k": "cache_type_k",
+    "type_v": "cache_type_v",
+    "max_num_seqs": "n_seq",
+}
 
 
 class LLM:
@@ -44,15 +65,24 @@ class LLM:
         speculation: object = "auto",
         n_seq: int | None = None,
         cache_bytes: int | None = None,
+        n_gpu_layers: int | None = None,
+        **unknown: NoReturn,
     ) -> None:
         """model: a path, a short name (`smollm2-135m`), `user/repo:quant`, or None for smollm2-135m.
         n_ctx: tokens of context, default min(trained, 8192, what fits). speculation: None or "off", "auto" (what
         TS_SPEC_* say, else on), a drafter's name, a mapping of options or `SpeculationOptions`. n_seq: requests that run
         side by side, each with a context of its own; default up to 4 where a quarter of the free memory holds them, 1 for
         recurrent models; more wait. cache_bytes: of beginnings kept outside the slots, see `Engine`.
+        n_gpu_layers: 0 is the CPU; any other number says nothing, since all layers lie on the device.
 
         Raises `UsageError` for a wrong argument, `ModelFileError`, `UnsupportedError` or `OutOfMemoryError` from loading.
         """
+        for name in unknown:
+            known = [argument for argument in signature(LLM).parameters if argument != "unknown"]
+            raise UsageError(
+                f"LLM() has no argument {name}{did_you_mean(name, known, ELSEWHERE)} (valid ones: {', '.join(known)})"
+            )
+        device = _device(device, n_gpu_layers)
         environment = SpeculationOptions.from_environment(settings.spec)
         if "TS_SPEC" not in settings.spec:
             environment = replace(environment, enabled=True)
@@ -69,6 +99,8 @@ class LLM:
         )
         try:
             metadata = self.model.file.metadata
+            self.defaults = file_defaults(metadata)
+            """Sampling parameters that a call without them has: those of the file where it names some."""
             self.tokenizer = Tokenizer.from_metadata(metadata)
             self.template = ChatTemplate.from_tokenizer(self.tokenizer)
             self.engine = Engine(self.model, self.speculation, cache_bytes)
@@ -84,82 +116,87 @@ class LLM:
     # -- text in, text out -----------------------------------------------------------------------------------------
 
     @overload
-    def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: object = ..., **keywords: Any
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, and one prompt
+        self, prompt: Prompt, params: Params = None, *, speculation: object = ..., **keywords: Unpack[SamplingKeywords]
     ) -> GenerationResult: ...
 
     @overload
     def generate(
-        self, prompt: list[str], params: SamplingParams | None = None, *, speculation: object = ..., **keywords: Any
+        self, prompt: Prompts, params: Params = None, *, speculation: object = ..., **keywords: Unpack[SamplingKeywords]
     ) -> list[GenerationResult]: ...
 
     def generate(
         self,
-        prompt: Prompt | list[str],
-        params: SamplingParams | None = None,
+        prompt: Prompt | Prompts,
+        params: Params = None,
         *,
         speculation: object = ...,
-        **keywords: Any,
+        **keywords: Unpack[SamplingKeywords],
     ) -> GenerationResult | list[GenerationResult]:
-        """Generates from a text, token ids, or a list of texts (a list of results, in order).
+        """Generates from a text or token ids, or from a list of these (a list of results, in order).
 
-        `params` and keywords are fields of `SamplingParams`; `speculation` overrides the LLM's for this call. The texts of a
-        list run side by side. Raises `UsageError` or `ContextFullError` before anything is computed.
+        Keywords are fields of `SamplingParams`, on top of `params`. That is a whole `SamplingParams`, or a mapping of fields
+        on top of what the file recommends (`defaults`). `speculation` overrides the LLM's for this call. The prompts of a
+        list run side by side, and so do the answers to each where `n` asks for several: `result.choices`. Raises
+        `UsageError` or `ContextFullError` before anything is computed; of a list, the error names the prompt by its index.
         """
-        parsed = SamplingParams.parse(params, **keywords)
-        if isinstance(prompt, list) and prompt and all(isinstance(item, str) for item in prompt):
-            return self._run([self._ids(text) for text in prompt], parsed, speculation)
-        return self._run([self._ids(prompt)], parsed, speculation)[0]
+        parsed = self._parse(params, keywords)
+        if not is_batch(prompt):
+            return self._run([self._answers(self._ids(prompt), parsed)], speculation)[0]
+        asked = []
+        for index, item in enumerate(prompt):
+            with naming(index):
+                asked.append(self._answers(self._ids(item), parsed))
+        return self._run(asked, speculation)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: object = ..., **keywords: Any
+        self, prompt: Prompt, params: Params = None, *, speculation: object = ..., **keywords: Unpack[SamplingKeywords]
     ) -> Iterator[Chunk]:
         """Generates one chunk per token, from the first `next` on. Any thread may take the next chunk; closing the iterator
-        ends the request. A reader who is slow is waited for, and delays nobody else."""
-        ids = self._ids(prompt)
-        parsed = SamplingParams.parse(params, **keywords)
-        self._sampler(ids, parsed)  # bad input is told here, not at the first chunk
-        return self._chunks(ids, parsed, speculation)
+        ends the request. A reader who is slow is waited for, and delays nobody else. Chunks of several answers (`n`) come
+        as they are made, each with its `index`. Raises what `generate` raises, at once."""
+        parsed = self._parse(params, keywords)
+        return self._chunks(self._answers(self._ids(prompt), parsed), speculation)
 
     @overload
     def chat(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         stream: Literal[False] = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
         template: Mapping[str, Any] | None = None,
         speculation: object = ...,
-        **keywords: Any,
+        **keywords: Unpack[SamplingKeywords],
     ) -> ChatResult: ...
 
     @overload
     def chat(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         stream: Literal[True],
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
         template: Mapping[str, Any] | None = None,
         speculation: object = ...,
-        **keywords: Any,
+        **keywords: Unpack[SamplingKeywords],
     ) -> Iterator[ChatChunk]: ...
 
     def chat(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         stream: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
         template: Mapping[str, Any] | None = None,
         speculation: object = ...,
-        **keywords: Any,
+        **keywords: Unpack[SamplingKeywords],
     ) -> ChatResult | Iterator[ChatChunk]:
         """The assistant's turn after `messages` ({"role", "content"} each), by the file's chat template.
 
@@ -173,15 +210,13 @@ class LLM:
         self._notices.template(self.tokenizer.chat_template or "", tools, enable_thinking)
         text = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **(template or {}))
         ids = self.template.encode(self.tokenizer, text)
-        parsed = SamplingParams.parse(params, **keywords)
-        splitter = self.template.splitter(text)
+        answers = self._answers(ids, self._parse(params, keywords))
         if stream:
-            self._sampler(ids, parsed)
-            return self._chat(ids, parsed, speculation, splitter)
-        result = self._run([ids], parsed, speculation)[0]
-        parts = splitter.push(result.text), splitter.flush()
-        content, reasoning = ("".join(part) for part in zip(*parts, strict=True))
-        return ChatResult("assistant", content, reasoning or None, result)
+            return self._chat(answers, speculation, [self.template.splitter(text) for _ in answers])
+        first, *others = (
+            _turn(result, self.template.splitter(text)) for result in self._run([answers], speculation)[0].choices
+        )
+        return replace(first, others=tuple(others))
 
     def tokenize(self, text: str, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
         """Token ids of a text. `add_bos` None follows the file's rule."""
@@ -232,11 +267,12 @@ class LLM:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _ids(self, prompt: object) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and all(_is_id(item) for item in prompt):
-            return [int(item) for item in prompt]
-        raise UsageError(f"a prompt is a text, a list of texts or a list of token ids, got {type(prompt).__name__}")
+        return token_ids(prompt, self.tokenizer.encode)
+
+    def _parse(self, params: Params, keywords: SamplingKeywords) -> SamplingParams:
+        parsed = SamplingParams.parse(params, self.defaults, **keywords)
+        parsed.check_vocab(self.model.vocab_size)
+        return parsed
 
     def _options(self, speculation: object, base: SpeculationOptions) -> SpeculationOptions:
         """None switches off; "auto" is what the environment says, else on; anything else is on top of `base`."""
@@ -244,9 +280,14 @@ class LLM:
             return self._environment
         return SpeculationOptions.parse("off" if speculation is None else speculation, base)
 
-    def _sampler(self, ids: list[int], params: SamplingParams) -> RowSampler:
-        """Raises what the prompt or the parameters are refused for."""
+    def _answers(self, ids: list[int], params: SamplingParams) -> list[Generation]:
+        """What is to be run for a prompt. Raises what the prompt or the parameters are refused for."""
         self.engine.check(ids)
+        seed = secrets.randbits(32) if params.seed is None else params.seed
+        each = [replace(params, n=1, seed=(seed + i) % 2**64) for i in range(params.n)]
+        return [Generation(ids, self._sampler(ids, own), self._text_of, i) for i, own in enumerate(each)]
+
+    def _sampler(self, ids: list[int], params: SamplingParams) -> RowSampler:
         text = self.tokenizer.stream()
         return RowSampler(
             params,
@@ -259,50 +300,38 @@ class LLM:
             token_limit=self.model.n_ctx - len(ids) + 1,  # the last token need not lie in memory
         )
 
-    def _run(self, prompts: list[list[int]], params: SamplingParams, speculation: object) -> list[GenerationResult]:
-        """All prompts side by side, waited for. Nothing is computed where one is refused; where one fails, all end."""
-        options = None if speculation is ... else self._options(speculation, self.speculation)
-        samplers = [self._sampler(ids, params) for ids in prompts]
-        started: list[Generation] = []
-        try:
-            for ids, sampler in zip(prompts, samplers, strict=True):
-                stream = self.engine.submit(ids, sampler, options, most_unread=None)
-                started.append(Generation(stream, sampler, len(ids)))
-            for generation in started:
-                generation.stream.wait()
-        finally:
-            for generation in started:
-                generation.stream.cancel()  # after its end: nothing
-        results = [generation.result() for generation in started]
+    def _text_of(self, token: int) -> str:
+        return self.tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+    def _request_options(self, speculation: object) -> SpeculationOptions | None:
+        """Of one call. Raises `UsageError` where the call could never return."""
+        if self.engine.here:
+            raise UsageError("a logits processor runs on the engine's thread: it cannot wait for another generation")
+        return None if speculation is ... else self._options(speculation, self.speculation)
+
+    def _run(self, asked: list[list[Generation]], speculation: object) -> list[GenerationResult]:
+        """All answers to all prompts, side by side."""
+        options = self._request_options(speculation)
+        generation.run([answer for answers in asked for answer in answers], self.engine, options)
+        results = [generation.result(answers) for answers in asked]
         self.last = results[-1]
         return results
 
-    @contextmanager
-    def _streaming(self, ids: list[int], params: SamplingParams, speculation: object) -> Iterator[Generation]:
-        """A request that ends when its reader leaves."""
-        options = None if speculation is ... else self._options(speculation, self.speculation)
-        sampler = self._sampler(ids, params)
-        stream = self.engine.submit(ids, sampler, options, most_unread=MOST_UNREAD)
-        generation = Generation(stream, sampler, len(ids))
+    def _chunks(self, answers: list[Generation], speculation: object) -> Generator[Chunk]:
+        options = self._request_options(speculation)
         try:
-            yield generation
+            with closing(generation.stream(answers, self.engine, options, MOST_UNREAD)) as chunks:
+                yield from chunks
         finally:
-            stream.cancel()
-            if not self.engine.here:  # where a garbage collection found the stream
-                with suppress(TsggError):  # it was raised in the reader's loop, or nobody reads any more
-                    stream.wait()
-            if stream.ended and stream.error is None:
-                self.last = generation.result()
-
-    def _chunks(self, ids: list[int], params: SamplingParams, speculation: object) -> Generator[Chunk]:
-        with self._streaming(ids, params, speculation) as generation:
-            yield from generation
+            if all(answer.succeeded for answer in answers):
+                self.last = generation.result(answers)
 
     def _chat(
-        self, ids: list[int], params: SamplingParams, speculation: object, splitter: ReasoningSplitter
+        self, answers: list[Generation], speculation: object, splitters: list[ReasoningSplitter]
     ) -> Iterator[ChatChunk]:
-        with closing(self._chunks(ids, params, speculation)) as chunks:
+        with closing(self._chunks(answers, speculation)) as chunks:
             for chunk in chunks:
+                splitter = splitters[chunk.index]
                 content, reasoning = splitter.push(chunk.text)
                 if chunk.finish_reason is not None:
                     rest = splitter.flush()
@@ -310,5 +339,23 @@ class LLM:
                 yield ChatChunk(content, reasoning, chunk)
 
 
-def _is_id(item: object) -> bool:
-    return hasattr(item, "__index__") and not isinstance(item, bool)
+def _turn(result: GenerationResult, splitter: ReasoningSplitter) -> ChatResult:
+    """One answer as an assistant's turn."""
+    parts = splitter.push(result.text), splitter.flush()
+    content, reasoning = ("".join(part) for part in zip(*parts, strict=True))
+    return ChatResult("assistant", content, reasoning or None, result)
+
+
+def _device(device: str, n_gpu_layers: object) -> str:
+    """The device of a caller who counts layers, as llama.cpp's users do."""
+    if n_gpu_layers is None:
+        return device
+    if not isinstance(n_gpu_layers, int) or isinstance(n_gpu_layers, bool) or n_gpu_layers < -1:
+        raise UsageError(f"n_gpu_layers is {n_gpu_layers!r}; expected -1 (all) or 0 (none); device= names a device")
+    if n_gpu_layers > 0:
+        log.warning("n_gpu_layers=%d: a model lies on one device with all its layers; device= chooses it", n_gpu_layers)
+    if n_gpu_layers != 0:
+        return device
+    if device.lower() not in ("auto", "cpu"):
+        raise UsageError(f"n_gpu_layers=0 keeps the model on the CPU and device={device!r} does not: give one of them")
+    return "cpu"

@@ -1,10 +1,13 @@
-"""What a generation hands back. All frozen; times in seconds, rates in tokens per second."""
+"""What a generation hands back. Times in seconds, rates in tokens per second.
+
+All frozen and plain data: `pickle`, `dataclasses.asdict` and `json.dumps` of that take every result.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from tsgg.sampling import TokenLogprobs
 from tsgg.speculative import GovernorReport, SpeculationStats
 
 
@@ -34,30 +37,65 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """A token that a row could have given, and its natural log-probability."""
+
+    token: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """An emitted token's natural log-probability: softmax of the raw logits, before anything that sampling does to them.
+
+    `text` is the token's own, marks like `<|im_end|>` included; bytes that are no whole character become U+FFFD.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    top: tuple[TopLogprob, ...]
+    """As many of the most probable tokens as were asked for, greatest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """One streamed token. `text` is what became showable: empty while a character or a possible stop string is incomplete."""
 
     text: str
-    token: int
-    logprob: TokenLogprobs | None
+    token: int | None
+    """None in a last chunk that brings an end without a token: "cancelled" or "timeout"."""
+    logprob: TokenLogprob | None
     from_draft: bool
     finish_reason: str | None = None
+    index: int = 0
+    """Which of the `n` answers goes on with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished generation. `tokens` includes the token that ended it; `text` does not show it."""
+    """A finished answer, and with `n > 1` the others. `tokens` includes the token that ended it; `text` does not show it."""
 
     text: str
     tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: str  # "stop", "length", "repetition", "cancelled" or "timeout"
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: str
+    """"stop", "length" (max_tokens), "context" (it is full), "repetition", "cancelled" or "timeout"."""
     stop_reason: str | int | None  # the stop string or end token behind "stop"
     seed: int
     usage: Usage
     timings: Timings
     speculation: SpeculationStats
     governor: GovernorReport | None = None  # of all requests that shared this drafter; None = the window was fixed
+    index: int = 0
+    others: tuple[GenerationResult, ...] = ()
+    """Answers 1 to n - 1; of the first answer only."""
+
+    @property
+    def choices(self) -> tuple[GenerationResult, ...]:
+        """All answers to the prompt, this one first; each has its own usage and timings."""
+        return self, *self.others
 
     def statistics(self) -> str:
         """One line for people: tokens, rate, what speculation did."""
@@ -83,6 +121,16 @@ class GenerationResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """What the assistant said, by the names that chat clients use."""
+
+    role: str
+    content: str
+    reasoning_content: str | None
+    tool_calls: tuple[dict[str, Any], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class ChatResult:
     """An assistant's turn. `content` and `reasoning_content` are the parts of `generation.text`."""
 
@@ -90,6 +138,31 @@ class ChatResult:
     content: str
     reasoning_content: str | None
     generation: GenerationResult
+    tool_calls: tuple[dict[str, Any], ...] | None = None
+    """None: calls in an answer are not parsed, they stand in `content` as the model wrote them."""
+    others: tuple[ChatResult, ...] = ()
+    """Answers 1 to n - 1; of the first answer only."""
+
+    @property
+    def choices(self) -> tuple[ChatResult, ...]:
+        """All answers to the messages, this one first."""
+        return self, *self.others
+
+    @property
+    def message(self) -> ChatMessage:
+        return ChatMessage(self.role, self.content, self.reasoning_content, self.tool_calls)
+
+    @property
+    def index(self) -> int:
+        return self.generation.index
+
+    @property
+    def finish_reason(self) -> str:
+        return self.generation.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        return self.generation.usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +172,11 @@ class ChatChunk:
     content: str
     reasoning_content: str
     chunk: Chunk
+
+    @property
+    def index(self) -> int:
+        return self.chunk.index
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.chunk.finish_reason

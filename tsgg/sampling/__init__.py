@@ -1,8 +1,11 @@
 """Sampling: what a request asks for (`SamplingParams`) and the object that draws its tokens (`RowSampler`).
 
 params.py   the request's numbers, checked in one place
+keywords.py the same as keywords of a call, for type checkers
+defaults.py what a file recommends
 chain.py    one row of logits -> one token, without sorting the vocabulary
 uniform.py  the random number of a draw: a pure function of (seed, sample, position)
+processors.py  functions of the caller's that change a row
 memory.py   what depends on the tokens already emitted: penalties, the repetition guard
 stopping.py stop strings across token borders, and the text that may be shown
 row.py      RowSampler: the above, for one request
@@ -10,9 +13,21 @@ row.py      RowSampler: the above, for one request
 
 from __future__ import annotations
 
-from tsgg.sampling.params import RepetitionGuard, SamplingParams
-from tsgg.sampling.row import RowSampler, TokenLogprobs
+from tsgg.sampling.defaults import file_defaults
+from tsgg.sampling.keywords import SamplingKeywords
+from tsgg.sampling.params import LogitsProcessor, RepetitionGuard, SamplingParams
+from tsgg.sampling.row import RowLogprobs, RowSampler
 from tsgg.sampling.stopping import StopText
 from tsgg.sampling.uniform import uniform
 
-__all__ = ["RepetitionGuard", "RowSampler", "SamplingParams", "StopText", "TokenLogprobs", "uniform"]
+__all__ = [
+    "LogitsProcessor",
+    "RepetitionGuard",
+    "RowLogprobs",
+    "RowSampler",
+    "SamplingKeywords",
+    "SamplingParams",
+    "StopText",
+    "file_defaults",
+    "uniform",
+]

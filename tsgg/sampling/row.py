@@ -14,12 +14,13 @@ from tsgg.errors import TsggError, UsageError
 from tsgg.sampling import chain
 from tsgg.sampling.memory import LoopWatch, Penalties
 from tsgg.sampling.params import RepetitionGuard, SamplingParams
+from tsgg.sampling.processors import Processors
 from tsgg.sampling.stopping import StopText
 from tsgg.sampling.uniform import uniform
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class RowLogprobs:
     """Natural log-probabilities of one row: softmax of the raw logits, before bias, penalties and temperature."""
 
     token: int
@@ -50,21 +51,24 @@ class RowSampler:
         token_limit: int | None = None,
         sample_index: int = 0,
     ) -> None:
-        """`prompt`: token ids that penalties see. `end_of_generation`: tokens that end the answer. `suppressed`: tokens
-        that the model's file forbids. `decode_step(token)`: the text that the token completed; `decode_end()`: what the
-        detokenizer still holds. `token_limit`: tokens that the context has room for. `sample_index`: which of several
+        """`prompt`: token ids that penalties and processors see. `end_of_generation`: tokens that end the answer.
+        `suppressed`:
+        tokens that the model's file forbids. `decode_step(token)`: the text that the token completed; `decode_end()`: what
+        the detokenizer still holds. `token_limit`: tokens that the context has room for. `sample_index`: which of several
         answers to the request this is.
 
         Raises UsageError where `params` name a token outside the vocabulary, or stop strings without `decode_step`.
         """
         params.check_vocab(vocab_size)
-        if tuple(params.stop) and decode_step is None:
+        stops = tuple(params.stop or ())
+        if stops and decode_step is None:
             raise UsageError("stop strings need text, and this request has no tokenizer; use stop_token_ids")
         self.params = params
         self.seed: int = secrets.randbits(32) if params.seed is None else params.seed
         """The seed in use: that of the parameters, or the one chosen for this request."""
         self.finished: str | None = None
-        """Why the answer ended: "stop", "length", "repetition" (or what `finish` was given); None while it goes on."""
+        """Why the answer ended: "stop", "length" (max_tokens), "context" (token_limit), "repetition" (or what `finish` was
+        given); None while it goes on."""
         self.stop_reason: str | int | None = None
         """The stop string or the token id behind "stop"."""
         self.tokens: list[int] = []
@@ -73,28 +77,32 @@ class RowSampler:
         """For each of `tokens` the text that it completed, before stop strings are cut."""
         self.released: list[str] = []
         """For each of `tokens` the text that became showable with it: `texts` without stop strings, held back meanwhile."""
-        self.logprobs: list[TokenLogprobs] = []
+        self.logprobs: list[RowLogprobs] = []
         """For each of `tokens`, where the parameters ask for them."""
 
-        limits = [limit for limit in (params.max_tokens, token_limit) if limit is not None]
-        self._limit = min(limits, default=math.inf)
-        explicit = frozenset(params.stop_token_ids)
+        self._most = math.inf if params.max_tokens is None else params.max_tokens
+        self._room = math.inf if token_limit is None else token_limit
+        explicit = frozenset(params.stop_token_ids or ())
         ends = frozenset(end_of_generation)
         self._ends = explicit | ends
-        biases = dict(params.logit_bias)
+        biases = dict(params.logit_bias or {})
         biases.update(dict.fromkeys((*suppressed, *(ends - explicit if params.ignore_eos else ())), -math.inf))
         self._bias_ids = np.fromiter(biases.keys(), np.intp, len(biases))
         self._biases = np.fromiter(biases.values(), np.float32, len(biases))
+        processors = params.logits_processors
+        self._processors = Processors(processors, prompt) if isinstance(processors, tuple) and processors else None
         self._penalties = Penalties(params, prompt) if params.has_penalties else None
         guard = params.repetition_guard
         self._loop = LoopWatch(guard) if isinstance(guard, RepetitionGuard) else None
         self._decode_step, self._decode_end = decode_step, decode_end
-        self._stop_text = StopText(params.stop)
+        self._stop_text = StopText(stops)
         self._visible: list[str] = []
         self._taken = 0  # pieces of _visible already given out by take_text
         self._vocab_size = vocab_size
         self._sample_index = sample_index
-        self._row: NDArray[np.float32] | None = None  # private copy for bias and penalties, made when first needed
+        self._row: NDArray[np.float32] | None = (
+            None  # private copy for processors, bias and penalties, made when first needed
+        )
 
     @property
     def needs_logits(self) -> bool:
@@ -102,6 +110,7 @@ class RowSampler:
         return (
             not self.params.is_greedy
             or self._bias_ids.size > 0
+            or self._processors is not None
             or self._penalties is not None
             or self.params.logprobs is not None
         )
@@ -153,12 +162,15 @@ class RowSampler:
             raise TsggError(f"the answer has ended ({self.finished!r}); nothing may be drawn or recorded after that")
 
     def _adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`logits`, or a private copy of it with bias and penalties: the row itself belongs to the trunk."""
-        if not self._bias_ids.size and self._penalties is None:
+        """`logits`, or a private copy of it as the request wants it: the row itself belongs to the trunk."""
+        if not self._bias_ids.size and self._penalties is None and self._processors is None:
             return logits
         if self._row is None:
             self._row = np.empty(self._vocab_size, np.float32)
-        np.copyto(self._row, logits)
+        if self._processors is None:
+            np.copyto(self._row, logits)
+        else:
+            self._processors.apply(logits, self._row)
         self._row[self._bias_ids] += self._biases
         if self._penalties is not None:
             self._penalties.apply(self._row)
@@ -173,8 +185,9 @@ class RowSampler:
     def _judge(self, token: int) -> None:
         """Counts the token, extends the text and decides whether the answer ends with it."""
         self.tokens.append(token)
-        if self._penalties is not None:
-            self._penalties.push(token)
+        for seen in (self._penalties, self._processors):
+            if seen is not None:
+                seen.push(token)
         loops = self._loop is not None and self._loop.push(token)
         if token in self._ends:
             self.texts.append("")  # an end-of-generation token is not part of the text
@@ -189,8 +202,10 @@ class RowSampler:
             self._end("stop")
         elif loops:
             self._end("repetition")
-        elif len(self.tokens) >= self._limit:
+        elif len(self.tokens) >= self._most:
             self._end("length")
+        elif len(self.tokens) >= self._room:
+            self._end("context")
 
     def _end(self, reason: str) -> None:
         self.finished = reason
@@ -203,9 +218,9 @@ class RowSampler:
             self._visible.append(text)
 
 
-def _logprobs(logits: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
+def _logprobs(logits: NDArray[np.float32], token: int, count: int) -> RowLogprobs:
     """Log-softmax of the raw row `logits` [vocab] at `token` and at the `count` greatest."""
     offset = chain.log_sum_exp(logits)
     top = chain.ranked_top(logits, count) if count else ()
     pairs = tuple((int(best), float(logits[best]) - offset) for best in top)
-    return TokenLogprobs(token, float(logits[token]) - offset, pairs)
+    return RowLogprobs(token, float(logits[token]) - offset, pairs)
