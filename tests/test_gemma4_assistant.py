@@ -44,7 +44,9 @@ class Pair:
 
 def open_head(path: Path, model: Model) -> AssistantHead:
     backends = model._forward.backends
-    return AssistantHead(read_gguf(path), model.arch, model.weights, model.memory, model.device, backends)
+    return AssistantHead(
+        read_gguf(path), model.arch, model.weights, model.memory, model.device, backends, model.vocab_size
+    )
 
 
 def load(path: Path, **more: Any) -> Model:

@@ -48,8 +48,9 @@ class AssistantHead:
         memory: Memory,
         device: Device,
         backends: tuple[Backend, ...],
+        vocab: int,
     ) -> None:
-        """`target`, `weights` and `memory` are the trunk's.
+        """`target`, `weights`, `memory` and `vocab`, its number of tokens, are the trunk's.
 
         Raises `UnsupportedError` for a file of another architecture, `UsageError` for a drafter of another target, with the
         fields that disagree, `ModelFileError`, `OutOfMemoryError`.
@@ -70,6 +71,7 @@ class AssistantHead:
                 f"{name} drafts for another model: {'; '.join(wrong)}. Give the drafter of this very model"
             )
         found = check(file, self.head.tensors())
+        self._vocab = vocab
         self.weight_bytes = sum(info.nbytes for info, _ in found)
         own = ModelWeights(file, plan(found, device), device)
         self._weights = _Weights(own, weights)
@@ -131,7 +133,7 @@ class AssistantHead:
         confidences: list[float] = []
         while len(drafted) < n_max:
             logits, hidden = self.run(slot, token, hidden, position)
-            token, confidence = best_token(logits)
+            token, confidence = best_token(logits[: self._vocab])
             if confidence < min_prob:
                 break
             drafted.append(token)

@@ -60,9 +60,14 @@ class NextNHead:
         memory: tuple[int, int, str, str],
         device: Device,
         backends: tuple[Backend, ...],
+        vocab: int,
     ) -> None:
-        """`memory`: tokens per sequence, sequences, K type, V type. Raises `ModelFileError`, `OutOfMemoryError`."""
+        """`memory`: tokens per sequence, sequences, K type, V type. `vocab`: tokens of the trunk.
+
+        Raises `ModelFileError`, `OutOfMemoryError`.
+        """
         self.block = block
+        self._vocab = vocab
         try:
             found = check(file, block.tensors())
         except ModelFileError as error:
@@ -146,7 +151,7 @@ class NextNHead:
         drafted: list[int] = []
         confidences: list[float] = []
         while True:
-            token, confidence = best_token(program.read("logits")[-1])
+            token, confidence = best_token(program.read("logits")[-1, : self._vocab])
             if confidence < min_prob:
                 break
             drafted.append(token)

@@ -187,8 +187,8 @@ def _rows(array: NDArray[np.float32]) -> NDArray[np.float32]:
     return array.reshape(-1, array.shape[-1])
 
 
-def _row(table: NDArray[np.float32], index: int) -> NDArray[np.float32]:
-    row: NDArray[np.float32] = table[index]
+def _row(table: NDArray[np.float32], index: int, columns: int) -> NDArray[np.float32]:
+    row: NDArray[np.float32] = table[index, :columns]
     return row
 
 
@@ -212,7 +212,8 @@ class StepRows:
         self._capped: set[int] = set()
 
     def logits(self, sequence: int, row: int) -> NDArray[np.float32]:
-        """[vocab] F32. `row` counts from the sequence's first row; with logits="last" only the last row is there."""
+        """[vocab] F32, of the tokens there are: rows of the LM head behind them are padding. `row` counts from the sequence's
+        first row; with logits="last" only the last row is there."""
         key = self._program.key
         table = self._table("logits")
         if key.want.logits == "last":
@@ -221,7 +222,7 @@ class StepRows:
             index = sequence
         else:
             index = sequence * key.rows + row % key.rows
-        found = _row(table, index)
+        found = _row(table, index, self._forward.vocab)
         if (cap := self._forward.arch.softcap) and index not in self._capped:
             _cap(found, cap)
             self._capped.add(index)

@@ -101,7 +101,7 @@ class LLM:
             metadata = self.model.file.metadata
             self.defaults = file_defaults(metadata)
             """Sampling parameters that a call without them has: those of the file where it names some."""
-            self.tokenizer = Tokenizer.from_metadata(metadata)
+            self.tokenizer = Tokenizer.from_metadata(metadata, self.model.arch.vocab)
             self.template = ChatTemplate.from_tokenizer(self.tokenizer)
             self.engine = Engine(self.model, self.speculation, cache_bytes)
         except BaseException:

@@ -23,6 +23,7 @@ from tsgg.models.base import MAX_CONTEXT, Architecture
 from tsgg.plan import fit, prefill_rows
 from tsgg.profile import Profile
 from tsgg.speculative import protocol
+from tsgg.tokenizer.vocab import token_count
 from tsgg.weights import ModelWeights, check, plan
 from tsgg.windows import preferred_window
 
@@ -65,13 +66,14 @@ class Model:
         started = time.monotonic()
         self.file = read_gguf(path)
         self.arch = _architecture(self.file)
+        vocab_size = token_count(self.file.metadata, self.arch.vocab)
         self.device = pick_device(device)
         placements = plan(check(self.file, self.arch.tensors()), self.device)
         self.plan = fit(
             self.arch, placements, self.device.memory_free, n_ctx, n_seq, cache_type_k, cache_type_v, self.file.tensors
         )
         self.n_ctx, n_seq = self.plan.context, self.plan.sequences
-        self.vocab_size = int(self.file.tensors["token_embd.weight"].shape[1])
+        self.vocab_size = vocab_size
         self._closers: list[_Closable] = []
         self._interrupt = Interrupt()
         self._cache_types = cache_type_k, cache_type_v
@@ -190,7 +192,8 @@ class Model:
             return None
         if block is not None:
             memory = (self.n_ctx, self.slots.count, *self._cache_types)
-            head = NextNHead(block, self.file, self.weights, memory, self.device, self._forward.backends)
+            backends = self._forward.backends
+            head = NextNHead(block, self.file, self.weights, memory, self.device, backends, self.vocab_size)
             self._draft_head = self._own(head)
             log.info("draft head: %.1f MiB beside its weights", head.nbytes / 2**20)
         return self._draft_head
@@ -206,7 +209,9 @@ class Model:
         head = self._draft_models.get(key)
         if head is None:
             backends = self._forward.backends
-            head = AssistantHead(read_gguf(path), self.arch, self.weights, self.memory, self.device, backends)
+            head = AssistantHead(
+                read_gguf(path), self.arch, self.weights, self.memory, self.device, backends, self.vocab_size
+            )
             self._draft_models[key] = self._own(head)
             size = head.weight_bytes / 2**20
             log.info("drafter %s: %s, %.1f MiB of weights", Path(path).name, head.head.name, size)

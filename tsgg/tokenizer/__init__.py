@@ -42,12 +42,14 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def from_metadata(cls, metadata: Metadata) -> Tokenizer:
-        """Raises `UnsupportedError` for a tokenizer or pre-tokenizer that is not implemented, `ModelFileError`."""
+    def from_metadata(cls, metadata: Metadata, rows: int = 0) -> Tokenizer:
+        """`rows`: of the model's embedding table, where known: ids behind the tokens are padding.
+
+        Raises `UnsupportedError` for a tokenizer or pre-tokenizer that is not implemented, `ModelFileError`."""
         kind = metadata.get_str("tokenizer.ggml.model")
         if kind not in KINDS:
             raise UnsupportedError(f"tokenizer.ggml.model is {kind!r}, implemented are {', '.join(KINDS)}")
-        vocabulary = read_vocabulary(metadata)
+        vocabulary = read_vocabulary(metadata, rows)
         if kind == "llama":
             return cls(vocabulary, SentencePieceBPE(vocabulary))
         if "tokenizer.ggml.merges" not in metadata:

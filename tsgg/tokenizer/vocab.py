@@ -63,8 +63,27 @@ class Vocabulary:
         return {text: token for text, token in self.ids.items() if types[token] in wanted and text}
 
 
-def read_vocabulary(metadata: Metadata) -> Vocabulary:
-    """Reads `tokenizer.*`. Raises `ModelFileError` for metadata that contradicts itself."""
+def token_count(metadata: Metadata, rows: int) -> int:
+    """Tokens of a model whose embedding table has `rows` rows: those behind the tokens are padding, which nothing may draw.
+
+    Without a tokenizer every row is a token. Raises `ModelFileError` for a token without a row.
+    """
+    texts = metadata.get_strings("tokenizer.ggml.tokens", None)
+    if texts is None:
+        return rows
+    if not 0 < len(texts) <= rows:
+        raise ModelFileError(
+            f"the vocabulary has {len(texts)} tokens and token_embd.weight has {rows} rows, expected a row for every token: "
+            "the file is damaged or was converted with another model's tokenizer, convert it again"
+        )
+    return len(texts)
+
+
+def read_vocabulary(metadata: Metadata, rows: int = 0) -> Vocabulary:
+    """Reads `tokenizer.*` of a model whose embedding table has `rows` rows, where that is known.
+
+    Raises `ModelFileError` for metadata that contradicts itself.
+    """
     texts = metadata.get_strings("tokenizer.ggml.tokens")
     count = len(texts)
     if not 0 < count <= MAX_TOKENS:
@@ -97,7 +116,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         ids=ids,
         special=special,
         end_of_generation=ends,
-        suppressed=_suppressed(metadata, count),
+        suppressed=_suppressed(metadata, count, max(count, rows)),
         add_bos=add_bos or kind == "gemma4",  # files of this family say false and mean true
         add_eos=metadata.get_bool("tokenizer.ggml.add_eos_token", False),
         add_space_prefix=metadata.get_bool("tokenizer.ggml.add_space_prefix", sentence_piece),
@@ -131,14 +150,15 @@ def _special(metadata: Metadata, name: str, key: str, count: int) -> int | None:
     return token
 
 
-def _suppressed(metadata: Metadata, count: int) -> frozenset[int]:
+def _suppressed(metadata: Metadata, count: int, rows: int) -> frozenset[int]:
+    """Padding, which some files name, is never drawn anyway."""
     key = "tokenizer.ggml.suppress_tokens"
     tokens = metadata.get_array(key, None)
     if tokens is None:
         return frozenset()
-    if tokens.dtype.kind not in "iu" or any(not 0 <= int(token) < count for token in tokens):
+    if tokens.dtype.kind not in "iu" or any(not 0 <= int(token) < rows for token in tokens):
         raise ModelFileError(f"{key} names tokens outside the vocabulary of {count}: convert the model again")
-    return frozenset(tokens.tolist())
+    return frozenset(token for token in tokens.tolist() if token < count)
 
 
 def _ends(metadata: Metadata, ids: dict[str, int], special: dict[str, int | None], count: int) -> frozenset[int]:
