@@ -84,7 +84,7 @@ def _bytes(tensor: buffers.Tensor) -> NDArray[np.uint8]:
     return out.reshape(slots, heads, rows, -1)
 
 
-def differing_cells(model: Model, one: Sequence, other: Sequence) -> list[str]:
-    """Cache tensors in which two sequences of the same length differ, bit for bit."""
-    pairs = zip(visible_cells(model, one), visible_cells(model, other), strict=True)
+def differing_cells(model: Model, one: Sequence, other: Sequence, others: Model | None = None) -> list[str]:
+    """Cache tensors in which two sequences of the same length differ, bit for bit. `others`: the model of `other`."""
+    pairs = zip(visible_cells(model, one), visible_cells(others or model, other), strict=True)
     return [name for (name, a), (_, b) in pairs if not np.array_equal(a, b)]
