@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.gguf_writer import write_gguf
 from tests.test_loop_on_models import COUNT, GREEDY, SEEDED, plain, prompt_of, speculate
 from tests.tiny_qwen35 import Reference, TinyQwen35, metadata, tensors, write_qwen35
 from tests.trunk_steps import GOLDEN, step
+from tsgg import LLM
 from tsgg.candidates import CANDIDATES, best_token
 from tsgg.draft_head import NextNHead
 from tsgg.errors import ModelFileError, OutOfMemoryError, UsageError
@@ -272,9 +274,27 @@ def test_the_memory_plan_counts_the_head_of_a_file_that_has_one(tmp_path: Path) 
 def test_a_head_that_is_announced_and_lacks_a_tensor_is_refused_by_name(tmp_path: Path, missing: str) -> None:
     found = [tensor for tensor in tensors(SHAPE) if tensor[0] != missing]
     with Model(write_gguf(tmp_path / "m.gguf", metadata(SHAPE), found), n_ctx=256) as model:
+        assert model.plan.head == 0
+        assert model.draft_head() is None and missing in (model.head_refusal or "") and missing in model.draft_heads()
         with pytest.raises(ModelFileError, match=rf"{missing} is missing.*announces a draft head"):
-            model.draft_head()
+            model.draft_head(required=True)
         assert np.isfinite(step(model, model.new_sequence(), [1, 2, 3])).all(), "the trunk goes on"
+
+
+def test_auto_declines_a_head_without_its_tensors_and_a_wish_for_it_is_an_error(tmp_path: Path) -> None:
+    missing = "blk.4.nextn.eh_proj.weight"
+    path = write_gguf(tmp_path / "m.gguf", metadata(SHAPE), [t for t in tensors(SHAPE) if t[0] != missing])
+    with LLM(path, n_ctx=256, n_threads=1) as llm:
+        assert re.search(f"suffix, up to .* left out: .*{missing} is missing", llm.speculation_report())
+        plain = llm.generate([1, 2, 3], temperature=0, max_tokens=8, speculation=None).tokens
+        assert llm.generate([1, 2, 3], temperature=0, max_tokens=8).tokens == plain
+        with pytest.raises(ModelFileError, match=rf"{missing} is missing.*announces a draft head"):
+            llm.generate([1, 2, 3], max_tokens=8, speculation="draft-head")
+        with pytest.raises(ModelFileError, match=missing):
+            llm.update_speculation("draft-head")
+        assert llm.generate([1, 2, 3], temperature=0, max_tokens=8).tokens == plain
+    with pytest.raises(ModelFileError, match=missing):
+        LLM(path, n_ctx=256, n_threads=1, speculation="draft-head")
 
 
 def test_a_head_of_several_blocks_is_left_out_with_a_reason_and_the_trunk_runs(

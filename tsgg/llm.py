@@ -228,7 +228,7 @@ class LLM:
     def speculation_report(self) -> str:
         """What speculation runs by default, or why none does."""
         engine = self.engine
-        return engine.call(lambda: engine.planner.execution(engine.options).describe())
+        return engine.call(lambda: engine.planner.describe(engine.options))
 
     def update_speculation(self, speculation: object) -> str:
         """Replaces the LLM's speculation: what the constructor takes, on top of what is set now. Returns its report.

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar, cast
 
 from tsgg.assistant import AssistantHead
 from tsgg.draft_head import NextNHead
-from tsgg.errors import ModelFileError, UnsupportedError, UsageError
+from tsgg.errors import ModelFileError, TsggError, UnsupportedError, UsageError
 from tsgg.forward import Forward, StepRows
 from tsgg.ggml.buffers import CACHE_TYPES
 from tsgg.ggml.devices import Backend, devices, pick_device
@@ -78,6 +78,7 @@ class Model:
         self._interrupt = Interrupt()
         self._cache_types = cache_type_k, cache_type_v
         self._draft_head: NextNHead | None = None
+        self._head_error: TsggError | None = None  # why there is none, though the file announces it
         self._draft_models: dict[str, AssistantHead] = {}
         try:
             backend = self._own(Backend(self.device, n_threads, self._interrupt))
@@ -172,30 +173,31 @@ class Model:
         )
 
     def draft_heads(self) -> str:
-        """Draft weights that the file itself carries."""
+        """Draft weights that the file itself carries, and why they are left out."""
         blocks = self.file.metadata.get_int(f"{self.arch.name}.nextn_predict_layers", 0)
-        return f"{blocks} NextN block(s)" if blocks else "none in the file"
+        found = f"{blocks} NextN block(s)" if blocks else "none in the file"
+        return f"{found}, left out: {self.head_refusal}" if self.head_refusal is not None else found
 
-    def draft_head(self) -> NextNHead | None:
+    @property
+    def head_refusal(self) -> str | None:
+        """Why `draft_head` leaves out what the file announces: it lacks tensors, or is of a kind that is not implemented."""
+        return None if self._head_error is None else str(self._head_error)
+
+    def draft_head(self, required: bool = False) -> NextNHead | None:
         """The draft head that the file carries, loaded at the first call; None where it announces none.
 
-        None as well, with a logged reason, for a kind that is not implemented: the trunk runs without it.
-        Raises `ModelFileError` for one that is announced and not there, `OutOfMemoryError`.
+        None as well, with a logged `head_refusal`, for one that cannot be had: the trunk runs without it. Where it is
+        `required`, `ModelFileError` or `UnsupportedError` is raised instead. Raises `OutOfMemoryError`.
         """
         self._check_open()
-        if self._draft_head is not None:
-            return self._draft_head
-        try:
-            block = self.arch.draft_block()
-        except UnsupportedError as error:
-            log.warning("%s; the draft head is left out", error)
-            return None
-        if block is not None:
-            memory = (self.n_ctx, self.slots.count, *self._cache_types)
-            backends = self._forward.backends
-            head = NextNHead(block, self.file, self.weights, memory, self.device, backends, self.vocab_size)
-            self._draft_head = self._own(head)
-            log.info("draft head: %.1f MiB beside its weights", head.nbytes / 2**20)
+        if self._draft_head is None and self._head_error is None:
+            try:
+                self._load_head()
+            except (ModelFileError, UnsupportedError) as error:
+                self._head_error = error
+                log.warning("%s; the draft head is left out", error)
+        if required and self._head_error is not None:
+            raise self._head_error
         return self._draft_head
 
     def draft_model(self, path: str | Path) -> AssistantHead:
@@ -255,6 +257,15 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({self.file.paths[0].name!r}, {self.arch.name}, n_ctx={self.n_ctx}, device={self.device.name!r})"
+
+    def _load_head(self) -> None:
+        block = self.arch.draft_block()
+        if block is not None:
+            memory = (self.n_ctx, self.slots.count, *self._cache_types)
+            backends = self._forward.backends
+            head = NextNHead(block, self.file, self.weights, memory, self.device, backends, self.vocab_size)
+            self._draft_head = self._own(head)
+            log.info("draft head: %.1f MiB beside its weights", head.nbytes / 2**20)
 
     def _check_open(self) -> None:
         if self._forward.closed:

@@ -143,9 +143,10 @@ def _head_bytes(
 ) -> int:
     try:
         block = arch.draft_block()
+        specs = [] if block is None else list(block.tensors())
     except UnsupportedError:  # it is left out, with a reason that the model logs
         return 0
-    if block is None:
+    if block is None or any(spec.name not in tensors and not spec.optional for spec in specs):
         return 0
-    weights = sum(tensors[spec.name].nbytes for spec in block.tensors() if spec.name in tensors)
+    weights = sum(tensors[spec.name].nbytes for spec in specs if spec.name in tensors)
     return weights + memory_bytes(block.attention(), context, n_seq, type_k, type_v)

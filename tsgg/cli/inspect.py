@@ -85,7 +85,7 @@ def _check_head(path: str, tokens: list[int], arguments: argparse.Namespace) -> 
     """In a small context of its own, after the model that was inspected is gone."""
     size = len(tokens) + WINDOW
     with Model(path, device=arguments.device, n_ctx=size, n_threads=arguments.threads) as model:
-        head = model.draft_model(arguments.draft_model) if arguments.draft_model else model.draft_head()
+        head = model.draft_model(arguments.draft_model) if arguments.draft_model else model.draft_head(required=True)
         if head is None:
             return "no draft head in the file"
         return str(check_head(model, model.new_sequence(), head, tokens))

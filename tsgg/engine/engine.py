@@ -328,9 +328,9 @@ class Engine:
         self._wake.set()
 
     def _update(self, options: SpeculationOptions) -> str:
-        execution = self.planner.execution(options)
+        report = self.planner.describe(options)
         self.options = options
         for request in self.scheduler.requests():
             if request.follows_default:
                 self.executor.switch(request, options)
-        return execution.describe()
+        return report
