@@ -106,16 +106,25 @@ class Generation:
 
 
 def run(generations: Sequence[Generation], engine: Engine, options: SpeculationOptions | None) -> None:
-    """All side by side, waited for. Where one fails, all end, and its error is raised."""
+    """All side by side, waited for. Where one fails, all end at once, and its error is raised."""
+    ended: SimpleQueue[Generation] = SimpleQueue()
+
+    def look(generation: Generation) -> None:
+        if generation.stream.ended:  # not at every token
+            ended.put(generation)
+
     try:
         for generation in generations:
             generation.start(engine, options, None)
-        for generation in generations:
-            generation.stream.wait()
+            generation.stream.listen(partial(look, generation))
+        going = set(generations)
+        while going:
+            generation = ended.get()
+            if generation.stream.error is not None:
+                raise generation.stream.error
+            going.discard(generation)
     finally:
-        for generation in generations:
-            if generation.started:
-                generation.stream.cancel()  # after its end: nothing
+        _leave(generations, engine)
 
 
 def stream(
@@ -139,7 +148,7 @@ def stream(
                 yield from generation.ending()
                 going.remove(generation)
     finally:
-        _leave([generation.stream for generation in generations if generation.started], engine)
+        _leave(generations, engine)
 
 
 def result(answers: Sequence[Generation]) -> GenerationResult:
@@ -148,14 +157,21 @@ def result(answers: Sequence[Generation]) -> GenerationResult:
     return replace(first, others=tuple(others))
 
 
-def _leave(streams: Sequence[Stream], engine: Engine) -> None:
+def _leave(generations: Sequence[Generation], engine: Engine) -> None:
+    """Ends what still runs, and waits until it has ended."""
+    streams = [generation.stream for generation in generations if generation.started]
     for stream in streams:
         stream.cancel()
+        stream.listen(_deaf)  # a listener and its stream would keep each other in memory
     if engine.here:  # a garbage collection found the reader's loop
         return
     for stream in streams:
         with suppress(TsggError):  # it was raised in the loop, or nobody reads any more
             stream.wait()
+
+
+def _deaf() -> None:
+    """The listener of a stream that nobody reads any more."""
 
 
 def _rate(tokens: int, seconds: float) -> float:
