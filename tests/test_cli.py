@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,14 @@ def test_a_wrong_environment_variable_is_one_line(name: str, value: str) -> None
     done = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.startswith(f"tsgg: {name} is {value!r}, ") and done.stderr.count("\n") == 1
+
+
+def test_inspect_computes_on_the_engines_thread_which_owns_the_model(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(model: object) -> str:
+        return threading.current_thread().name
+
+    monkeypatch.setattr("tsgg.cli.inspect.probe_rows", probe)
+    assert main(["inspect", "-m", model, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["row exactness"] == "tsgg-engine"

@@ -56,7 +56,7 @@ def _report(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
         f"BOS {'added' if tokenizer.add_bos else 'not added'}",
         "ends at": ends or "-",
         "chat template": "yes" if llm.template is not None else "no",
-        "row exactness": str(probe_rows(model)),
+        "row exactness": str(llm.engine.call(lambda: probe_rows(model))),
         "draft heads": model.draft_heads(),
         "speculation": llm.speculation_report(),
     }
