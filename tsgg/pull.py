@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib.util
 import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from tsgg import package_client
 from tsgg.errors import ModelFileError, TsggError, UsageError
+from tsgg.gguf_names import group_parts
 from tsgg.packaged import DEFAULT, PACKAGED, PackagedModel
+from tsgg.progress import OnProgress, Progress
 from tsgg.settings import settings
 
 log = logging.getLogger("tsgg.pull")
@@ -51,46 +52,57 @@ def cache_folder() -> Path:
     return base / "tsgg"
 
 
-def resolve_model(name: str | os.PathLike[str] | None, report: Report | None = None) -> Path:
+def resolve_model(
+    name: str | os.PathLike[str] | None, report: Report | None = None, on_progress: OnProgress | None = None
+) -> Path:
     """The GGUF file that `name` means, fetched where it is not here yet.
 
-    In this order: None is the default model; an existing file; a short name of a packaged model; `user/repo` or
-    `user/repo:quant` of the Hugging Face hub. `report` receives what is used and where it comes from, in lines.
+    In this order: None is the default model; an existing file, or a folder with one GGUF file (or the parts of one); a
+    short name of a packaged model; `user/repo` or `user/repo:quant` of the Hugging Face hub. `report` receives what is
+    fetched and from where, in lines; nothing where nothing is fetched.
 
-    Raises UsageError where `name` means nothing (or a folder, or several files), TsggError where fetching fails,
-    ModelFileError where what was fetched is not what it should be.
+    Raises UsageError where `name` means nothing (or several files), TsggError where fetching fails, ModelFileError where
+    what was fetched is not what it should be.
     """
     say = report or log.info
     if name is None:
-        return pull(DEFAULT, say)
+        return pull(DEFAULT, say, on_progress)
     text = os.fspath(name)
     if not text:
         raise UsageError(f"the model's name is empty; expected {_forms()}")
     path = Path(text).expanduser()
     if path.is_dir():
-        files = sorted(item.name for item in path.glob("*.gguf"))[:5]
-        hint = f"name one of its files: {', '.join(files)}" if files else "and it holds no .gguf file"
-        raise UsageError(f"{text} is a folder; expected a GGUF file, {hint}")
+        return _only_file(path)
     if path.exists():
         return path
     if text in PACKAGED:
-        return pull(text, say)
+        return pull(text, say, on_progress)
     looks_like_path = isinstance(name, Path) or "\\" in text or text.startswith((".", "/", "~"))
     if not looks_like_path and _REPOSITORY.fullmatch(text) and (":" in text or not text.lower().endswith(".gguf")):
         from tsgg.hub import fetch
 
         repository, _, quant = text.partition(":")
-        return fetch(repository, quant or None, say)
+        return fetch(repository, quant or None, say, on_progress)
     close = difflib.get_close_matches(text.lower(), PACKAGED, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise UsageError(f"no model {text!r}: there is no such file, and it is no other name of a model{hint} ({_forms()})")
+
+
+def _only_file(folder: Path) -> Path:
+    """The GGUF file in a folder; of a split one the first part."""
+    models = group_parts(item.name for item in folder.iterdir() if item.is_file())
+    if len(models) != 1:
+        names = sorted(models)
+        listed = f"name one of its files: {', '.join(names[:5])}" if names else "and it holds no .gguf file"
+        raise UsageError(f"{folder} is a folder; expected a GGUF file, or a folder with one: {listed}")
+    return folder / next(iter(models.values()))[0]
 
 
 def _forms() -> str:
     return f"a path of a GGUF file, {', '.join(PACKAGED)}, or user/repo:quant of the Hugging Face hub"
 
 
-def pull(name: str, report: Report | None = None) -> Path:
+def pull(name: str, report: Report | None = None, on_progress: OnProgress | None = None) -> Path:
     """The file of the packaged model `name` in the cache, fetched and checked where it is not there.
 
     Raises UsageError for an unknown name or where there is neither pip nor uv, TsggError where the package client or
@@ -103,7 +115,6 @@ def pull(name: str, report: Report | None = None) -> Path:
     folder = cache_folder() / name
     target = folder / model.file
     if target.is_file() and target.stat().st_size == model.size:
-        say(f"using {name}: {target}")
         return target
     requirements = [package.requirement for package in model.packages]
     license_path = folder / Path(model.license_member).name
@@ -114,46 +125,30 @@ def pull(name: str, report: Report | None = None) -> Path:
         _check_space(model)
         # Inside the cache, so that the last step is a rename on one file system. Removed however this ends.
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=cache_folder()) as work:
-            client, command = package_client()
+            client, command = package_client.find_client()
             say(f"fetching {', '.join(requirements)} with {client} ({model.size / 1e6:.0f} MB)")
             packages = Path(work) / "packages"
             packages.mkdir()
-            _run([*command, "--dest", str(packages), *requirements], packages)
+            tell = on_progress or (lambda progress: None)
+            package_client.download(
+                command,
+                requirements,
+                packages,
+                lambda size: tell(Progress("download", min(size, model.size), model.size)),
+            )
+            tell(Progress("download", model.size, model.size))
             whole, terms = _unpack(model, packages)
             folder.mkdir(exist_ok=True)
             os.replace(terms, license_path)
             os.replace(whole, target)
+    except TsggError as error:
+        raise type(error)(f"{name} was not fetched: {error}") from error
     except OSError as error:
         raise TsggError(
             f"cannot keep {name} in {cache_folder()}: {error}; free space there, or set TSGG_CACHE"
         ) from error
-    say(f"using {name}: {target} (checksums of packages and model are right)")
+    log.info("%s: checksums of packages and model are right", target)
     return target
-
-
-def package_client() -> tuple[str, list[str]]:
-    """Name and command of the client that downloads packages. Raises UsageError where there is none."""
-    options = ["download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    if importlib.util.find_spec("pip") is not None:
-        return "pip", [sys.executable, "-m", "pip", *options]
-    uv = shutil.which("uv")
-    if uv is not None:  # uv downloads nothing without installing it, but it runs pip without installing that
-        return "uv", [uv, "tool", "run", "--python", sys.executable, "pip", *options]
-    raise UsageError(
-        "this Python has no pip and there is no uv, so packaged models cannot be fetched; "
-        f"run `{sys.executable} -m ensurepip`, or give the path of a GGUF file"
-    )
-
-
-def _run(command: list[str], scratch: Path) -> None:
-    """Run the package client; its own temporary files go to `scratch`, which is removed with everything else."""
-    places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
-    log.debug("running %s", command)
-    done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        said = " / ".join(lines[-3:]) or f"exit status {done.returncode}"
-        raise TsggError(f"the package client could not fetch the model: {said} (the command was: {' '.join(command)})")
 
 
 def _sweep() -> None:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from tsgg.cli.arguments import add_model, add_sampling, print_json, sampling
+from tsgg.cli.bars import Bars
 from tsgg.cli.loading import load
 from tsgg.errors import ContextFullError
 from tsgg.llm import LLM
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     params = sampling(arguments)
-    with load(arguments) as llm:
+    with Bars() as bars, load(arguments, bars) as llm:
         conversation = Conversation(llm, params, arguments.system, arguments.think)
         if arguments.prompt is not None:
             conversation.ask(arguments.prompt, arguments.json)

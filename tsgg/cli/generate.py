@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from tsgg.cli.arguments import add_model, add_sampling, add_statistics, print_json, sampling, text_of
+from tsgg.cli.bars import Bars
 from tsgg.cli.loading import load, say
 from tsgg.cli.logprobs import table
 from tsgg.cli.texts import read_prompt
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prompt, params = read_prompt(arguments.prompt, arguments.file), sampling(arguments)
     prompt = text_of(arguments, prompt, "the prompt")
-    with load(arguments) as llm:
+    with Bars() as bars, load(arguments, bars) as llm:
         if arguments.json:
             print_json(llm.generate(prompt, params))
             return 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from tsgg.check_head import TEXT, TOKENS, WINDOW, check_head
 from tsgg.cli.arguments import add_model, print_json
+from tsgg.cli.bars import Bars
 from tsgg.cli.loading import load
 from tsgg.llm import LLM
 from tsgg.memory.memory import full_memory_bytes, memory_bytes
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with load(arguments, n_seq=None) as llm:
+    with Bars() as bars, load(arguments, bars, n_seq=None) as llm:
         report = _report(llm, arguments)
         path, tokens = llm.model.file.paths[0], llm.tokenizer.encode(TEXT)[:TOKENS]
     if arguments.check_head:

