@@ -88,11 +88,11 @@ def test_ngl_is_taken_with_one_sentence(model: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["generate", "--promt", "x"], "did you mean --prompt?"),
-        (["generate", "--spec-drft=3"], "did you mean --spec-draft?"),
-        (["generate", "--max-token", "3"], "did you mean --max-tokens?"),  # and no abbreviation of it
-        (["chat", "--sistem", "x"], "did you mean --system?"),
-        (["generat"], "did you mean generate?"),
+        (["generate", "--promt", "x"], "did you mean '--prompt'?"),
+        (["generate", "--spec-drft=3"], "did you mean '--spec-draft'?"),
+        (["generate", "--max-token", "3"], "did you mean '--max-tokens'?"),  # and no abbreviation of it
+        (["chat", "--sistem", "x"], "did you mean '--system'?"),
+        (["generat"], "did you mean 'generate'?"),
         (["generate", "--zzzzzz"], "unknown argument --zzzzzz (see"),
         (["generate", "stray"], "unknown argument stray (see"),
     ],

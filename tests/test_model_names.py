@@ -57,7 +57,7 @@ def test_a_short_name_is_a_packaged_model_and_no_name_is_the_default_one(pulled:
     ("name", "message"),
     [
         ("", "empty"),
-        ("gemma3_270m", r"did you mean gemma3-270m\?"),
+        ("gemma3_270m", r"did you mean 'gemma3-270m'\?"),
         ("nothing-like-it", r"a path of a GGUF file, smollm2-135m.*user/repo:quant"),
         ("models/absent.gguf", "no such file"),
         ("./user/repo", "no such file"),

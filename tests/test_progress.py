@@ -82,6 +82,21 @@ def test_a_prefill_that_takes_no_time_reports_nothing(path: Path, monkeypatch: p
     assert not events
 
 
+def test_a_prompt_of_somebody_else_is_not_reported(path: Path, slow: threading.Event) -> None:
+    events: list[Progress] = []
+    with LLM(path, n_seq=1, speculation=None) as llm:
+        other = threading.Thread(target=llm.generate, args=([1, 2, 3],), kwargs={"max_tokens": 1})
+        other.start()
+        while not any(request.prompt == [1, 2, 3] for request in llm.engine.executor.serving):
+            pass
+        llm._on_progress = events.append
+        looked = threading.Event()
+        threading.Thread(target=lambda: looked.wait(0.05) or slow.set()).start()
+        llm.generate([4, 5], max_tokens=1)
+        other.join()
+    assert {event.total for event in events} <= {2}
+
+
 def test_what_a_callback_raises_ends_the_wait_and_the_next_answer_is_right(path: Path, slow: threading.Event) -> None:
     class Enough(Exception): ...
 

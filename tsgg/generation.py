@@ -114,7 +114,7 @@ def run(
 ) -> None:
     """All side by side, waited for. Where one fails, all end at once, and its error is raised."""
     ended: SimpleQueue[Generation] = SimpleQueue()
-    watch = PrefillWatch(engine, on_progress)
+    watch = PrefillWatch(engine, generations, on_progress)
 
     def look(generation: Generation) -> None:
         if generation.stream.ended:  # not at every token
@@ -126,7 +126,7 @@ def run(
             generation.stream.listen(partial(look, generation))
         going = set(generations)
         while going:
-            generation = watch.wait(lambda seconds: ended.get(timeout=seconds))
+            generation = watch.get(ended)
             if generation.stream.error is not None:
                 raise generation.stream.error
             going.discard(generation)
@@ -143,14 +143,14 @@ def stream(
 ) -> Generator[Chunk]:
     """Chunks of all answers, as they come. Raises the error that ends one; when the reader leaves, all end."""
     ready: SimpleQueue[Generation] = SimpleQueue()  # told of by the engine's thread
-    watch = PrefillWatch(engine, on_progress)
+    watch = PrefillWatch(engine, generations, on_progress)
     try:
         for generation in generations:
             generation.start(engine, options, most_unread)
             generation.stream.listen(partial(ready.put, generation))
         going = set(generations)
         while going:
-            generation = watch.wait(lambda seconds: ready.get(timeout=seconds))
+            generation = watch.get(ready)
             ended = generation.stream.ended  # asked first: then all that it gave is there to be read
             while (event := generation.stream.poll()) is not None:
                 yield from generation.chunks(event)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import Empty
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from tsgg.engine import Engine
+    from tsgg.generation import Generation
 
 T = TypeVar("T")
 INTERVAL = 0.2  # seconds between two looks at a prefill
@@ -33,20 +34,20 @@ and what was waited for."""
 
 
 class PrefillWatch:
-    """For a thread that waits for tokens: reports on the prompts that the engine reads meanwhile, if anybody listens."""
+    """For a thread that waits for tokens: reports on the prompts that the engine reads for it meanwhile, if anybody listens."""
 
-    def __init__(self, engine: Engine, on_progress: OnProgress | None) -> None:
-        self._engine, self._on_progress = engine, on_progress
+    def __init__(self, engine: Engine, generations: Sequence[Generation], on_progress: OnProgress | None) -> None:
+        self._engine, self._generations, self._on_progress = engine, generations, on_progress
         self._last: Progress | None = None
 
-    def wait(self, wait: Callable[[float | None], T]) -> T:
-        """What `wait(seconds)` gives, which raises `TimeoutError` or `queue.Empty` where nothing came."""
+    def get(self, queue: SimpleQueue[T]) -> T:
+        """The next thing in the queue, waited for."""
         if self._on_progress is None:
-            return wait(None)
+            return queue.get()
         while True:
             try:
-                found = wait(INTERVAL)
-            except (TimeoutError, Empty):
+                found = queue.get(timeout=INTERVAL)
+            except Empty:
                 self._report(self._on_progress)
                 continue
             self._finish(self._on_progress)
@@ -55,7 +56,8 @@ class PrefillWatch:
     def _report(self, on_progress: OnProgress) -> None:
         for request in self._engine.executor.serving:
             sequence = request.sequence  # the engine's thread may take it away between two looks
-            if request.phase == "prefill" and sequence is not None:
+            mine = any(one.started and one.stream is request.stream for one in self._generations)
+            if mine and request.phase == "prefill" and sequence is not None:
                 self._last = Progress("prefill", sequence.length, len(request.target))
                 on_progress(self._last)
                 return

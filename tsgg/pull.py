@@ -7,7 +7,6 @@ A file appears in the cache under its name only when it is whole.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import logging
 import os
@@ -28,6 +27,7 @@ from tsgg.gguf_names import group_parts
 from tsgg.packaged import DEFAULT, PACKAGED, PackagedModel
 from tsgg.progress import OnProgress, Progress
 from tsgg.settings import settings
+from tsgg.suggest import did_you_mean
 
 log = logging.getLogger("tsgg.pull")
 
@@ -83,8 +83,7 @@ def resolve_model(
 
         repository, _, quant = text.partition(":")
         return fetch(repository, quant or None, say, on_progress)
-    close = difflib.get_close_matches(text.lower(), PACKAGED, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = did_you_mean(text.lower(), PACKAGED)
     raise UsageError(f"no model {text!r}: there is no such file, and it is no other name of a model{hint} ({_forms()})")
 
 

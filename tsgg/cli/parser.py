@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from tsgg.errors import UsageError
+from tsgg.suggest import did_you_mean
 
 REPLACED = {
     "--mtp-spec": "--spec",
@@ -60,9 +60,3 @@ class Replaced(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
         raise UsageError(f"{option_string} was removed: use {REPLACED[str(option_string)]}")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What to append to an error about `word`; nothing where no known word is near."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
