@@ -13,6 +13,8 @@ import pytest
 
 from tests.tiny_models import TinyLlama, write_tiny
 from tsgg.cli import COMMANDS, main
+from tsgg.model import Model
+from tsgg.probe import RowExactness, probe_rows
 
 PROMPT = "the hell the hell the hell the"
 
@@ -76,6 +78,24 @@ def test_chat_keeps_the_conversation_and_knows_its_commands(
     assert "/new" in err and err.count("tok/s") >= 3
     assert "(0 cached" in err.split("tok/s")[0]
     assert "(0 cached" not in err.split("prompt tokens")[-1]  # the second turn reused the first
+
+
+def test_inspect_json_gives_numbers_where_text_gives_sentences(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "-m", model, "--json", "-c", "256", "--check-head"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["architecture"] == {"name": "llama", "layers": 2, "embedding": 64}
+    assert report["context"]["tokens"] == 256 and report["context"]["trained"] == 1024
+    assert report["device"]["threads"] >= 1
+    assert sum(report["weights"].values()) < Path(model).stat().st_size
+    memory = report["memory"]
+    assert memory["needed"] == sum(memory[part] for part in ("mapped", "copied", "cache", "scratch"))
+    assert report["bytes"]["caches"] > 0 and report["bytes"]["resident"] > 0
+    assert [size["tokens"] for size in report["cache"]] == [256, 32768] and report["cache"][0]["bytes"] > 0
+    assert report["tokenizer"]["tokens"] == 264 and report["tokenizer"]["ends_at"]
+    assert report["row_exactness"]["claimed"] is True and report["row_exactness"]["rows"]["8"] is True
+    assert report["row_exactness"]["forward"]["difference"] == 0
+    assert report["draft_heads"] == {"blocks": 0, "refusal": None} and report["head_check"] is None
+    assert report["speculation"]["enabled"] is True
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -146,9 +166,12 @@ def test_a_wrong_environment_variable_is_one_line(name: str, value: str) -> None
 def test_inspect_computes_on_the_engines_thread_which_owns_the_model(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def probe(model: object) -> str:
-        return threading.current_thread().name
+    threads = []
+
+    def probe(model: Model) -> RowExactness:
+        threads.append(threading.current_thread().name)
+        return probe_rows(model)
 
     monkeypatch.setattr("tsgg.cli.inspect.probe_rows", probe)
     assert main(["inspect", "-m", model, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["row exactness"] == "tsgg-engine"
+    assert threads == ["tsgg-engine"]

@@ -78,7 +78,7 @@ def test_ngl_is_taken_with_one_sentence(model: str, capsys: pytest.CaptureFixtur
     answer = ["generate", "-m", model, "-p", PROMPT, "-n", "3"]
     assert main([*answer, "-ngl", "99"]) == 0
     err = capsys.readouterr().err
-    assert "-ngl 99" in err and err.count("\n") == 1
+    assert "n_gpu_layers=99" in err and err.count("\n") == 1
     assert main([*answer, "-ngl", "0"]) == 0
     assert not capsys.readouterr().err  # the CPU, as it says
     assert main([*answer, "-ngl", "many"]) == 2

@@ -176,9 +176,13 @@ class Model:
 
     def draft_heads(self) -> str:
         """Draft weights that the file itself carries, and why they are left out."""
-        blocks = self.file.metadata.get_int(f"{self.arch.name}.nextn_predict_layers", 0)
-        found = f"{blocks} NextN block(s)" if blocks else "none in the file"
+        found = f"{self.draft_blocks} NextN block(s)" if self.draft_blocks else "none in the file"
         return f"{found}, left out: {self.head_refusal}" if self.head_refusal is not None else found
+
+    @property
+    def draft_blocks(self) -> int:
+        """NextN blocks that the file announces."""
+        return self.file.metadata.get_int(f"{self.arch.name}.nextn_predict_layers", 0)
 
     @property
     def head_refusal(self) -> str | None:

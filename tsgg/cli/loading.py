@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 
 from tsgg.cli.bars import Bars
 from tsgg.errors import UsageError
 from tsgg.llm import LLM
 from tsgg.pull import resolve_model
-
-log = logging.getLogger("tsgg.cli")
 
 _OPTIONS = {  # of speculation -> flag
     "enabled": "spec",
@@ -29,7 +26,8 @@ def load(arguments: argparse.Namespace, bars: Bars, n_seq: int | None = 1) -> LL
     }
     llm = LLM(
         resolve_model(arguments.model, say, bars),
-        device=_device(arguments),
+        device=arguments.device,
+        n_gpu_layers=_layers(arguments.gpu_layers),
         n_ctx=arguments.n_ctx,
         n_threads=arguments.threads,
         cache_type_k=arguments.cache_type_k,
@@ -48,13 +46,11 @@ def say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _device(arguments: argparse.Namespace) -> str:
-    """What --device says, or -ngl, as far as it can mean anything here: a model lies on one device, with all its layers."""
-    layers = arguments.gpu_layers
-    if layers is None:
-        return str(arguments.device)
-    if layers not in ("auto", "all") and not layers.removeprefix("-").isdecimal():
-        raise UsageError(f"-ngl is {layers!r}, expected a number of layers, auto or all")
-    if layers != "0":
-        log.warning("-ngl %s: a model lies on one device with all its layers; --device chooses it", layers)
-    return "CPU" if layers == "0" and arguments.device == "auto" else str(arguments.device)
+def _layers(text: str | None) -> int | None:
+    """What -ngl says, as `LLM` takes it."""
+    if text is None or text in ("auto", "all"):
+        return None if text is None else -1
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"-ngl is {text!r}, expected a number of layers, auto or all") from None
