@@ -64,6 +64,15 @@ def test_the_prompt_of_all_answers_is_computed_once(llm: LLM) -> None:
     assert all(choice.usage.prompt_tokens == size for choice in result.choices)
 
 
+def test_answers_take_turns_where_there_is_one_slot(path: Path, llm: LLM) -> None:
+    with LLM(path, n_ctx=512, n_seq=1) as narrow:
+        result = narrow.generate(LONG, n=3, seed=1, **FIELDS)
+    size = len(llm.tokenize(LONG))
+    assert [choice.usage.cached_tokens for choice in result.choices] == [0, size - 1, size - 1]
+    expected = llm.generate(LONG, n=3, seed=1, **FIELDS)
+    assert [choice.tokens for choice in result.choices] == [choice.tokens for choice in expected.choices]
+
+
 def test_each_prompt_of_a_list_has_its_answers(llm: LLM) -> None:
     results = llm.generate([PROMPT, "a"], n=2, seed=4, **FIELDS)
     assert [[choice.tokens for choice in result.choices] for result in results] == [

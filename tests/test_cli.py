@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chat_models import write_chat_model
 from tests.tiny_models import TinyLlama, write_tiny
 from tsgg.cli import COMMANDS, main
 from tsgg.model import Model
@@ -175,3 +176,16 @@ def test_inspect_computes_on_the_engines_thread_which_owns_the_model(
     monkeypatch.setattr("tsgg.cli.inspect.probe_rows", probe)
     assert main(["inspect", "-m", model, "--json"]) == 0
     assert threads == ["tsgg-engine"]
+
+
+def test_what_no_flag_says_of_sampling_is_what_the_file_recommends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write_chat_model(tmp_path / "greedy.gguf", general__sampling__temp=0.0))
+    for command in ("generate", "chat"):
+        answers = []
+        for flags in ([], ["--temp", "0"], ["--temp", "5", "--seed", "3"]):
+            assert main([command, "--json", "-m", path, "-p", PROMPT, "-n", "20", "--ignore-eos", *flags]) == 0
+            answer = json.loads(capsys.readouterr().out)
+            answers.append(answer.get("generation", answer)["tokens"])
+        assert answers[0] == answers[1] != answers[2]

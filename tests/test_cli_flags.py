@@ -59,7 +59,7 @@ def test_llama_cpps_sampling_flags_mean_what_they_mean_there(words: list[str], e
         with pytest.raises(UsageError, match="not allowed with"):
             parse(*words)
     else:
-        assert sampling(parse(*words)) == expected
+        assert SamplingParams.parse(sampling(parse(*words))) == expected
 
 
 @pytest.mark.parametrize("number", [0, -3])

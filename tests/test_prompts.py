@@ -113,3 +113,8 @@ def test_a_bad_prompt_in_a_list_is_named_by_its_index_and_none_is_computed(
 def test_wrong_parameters_of_a_list_are_not_blamed_on_a_prompt(llm: LLM) -> None:
     with pytest.raises(UsageError, match=r"^logit_bias names token"):
         llm.generate(["the", "hell"], logit_bias={10**6: 1.0})
+
+
+def test_a_stream_of_several_prompts_is_refused_with_what_to_do(llm: LLM) -> None:
+    with pytest.raises(UsageError, match=r"one prompt.*a stream for each.*generate\(\)"):
+        llm.stream(["the", "hell"])

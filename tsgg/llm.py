@@ -160,6 +160,8 @@ class LLM:
         """Generates one chunk per token, from the first `next` on. Any thread may take the next chunk; closing the iterator
         ends the request. A reader who is slow is waited for, and delays nobody else. Chunks of several answers (`n`) come
         as they are made, each with its `index`. Raises what `generate` raises, at once."""
+        if is_batch(prompt):
+            raise UsageError("stream() takes one prompt: open a stream for each, or give several to generate()")
         parsed = self._parse(params, keywords)
         return self._chunks(self._answers(self._ids(prompt), parsed), speculation)
 

@@ -102,8 +102,8 @@ SAMPLING = (
 UNLIMITED = (-1, -2)  # llama.cpp's -n: without end, and until the context is full; here both are the latter
 
 
-def sampling(arguments: argparse.Namespace) -> SamplingParams:
-    """The sampling parameters that were given; all others keep their defaults."""
+def sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that were given, checked; all others are those that the model's file recommends."""
     given = {name: getattr(arguments, name) for name in SAMPLING}
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("max_tokens") in UNLIMITED:
@@ -112,7 +112,8 @@ def sampling(arguments: argparse.Namespace) -> SamplingParams:
         del given["seed"]
     if arguments.stop is not None:
         given["stop"] = [text_of(arguments, stop, "--stop") for stop in arguments.stop]
-    return SamplingParams.parse(None, **given)
+    SamplingParams.parse(given)  # before the model is loaded
+    return given
 
 
 def text_of(arguments: argparse.Namespace, text: str, what: str) -> str:

@@ -11,7 +11,6 @@ from tsgg.cli.bars import Bars
 from tsgg.cli.loading import load
 from tsgg.errors import ContextFullError
 from tsgg.llm import LLM
-from tsgg.sampling import SamplingParams
 
 HELP = "talk to a model; the conversation is kept between turns"
 COMMANDS = """/help    this list
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 class Conversation:
     """Messages so far; a turn that fails or is interrupted leaves them as they were."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, think: bool | None) -> None:
+    def __init__(self, llm: LLM, params: dict[str, Any], system: str | None, think: bool | None) -> None:
         self.llm, self.params, self.think = llm, params, think
         self.opening: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self.opening)
