@@ -10,7 +10,8 @@
 Everything between inbox and stream belongs to the engine's thread. Token ids only: text is made by whoever reads.
 """
 
+from tsgg.engine.aio import AsyncEngine, AsyncStream
 from tsgg.engine.engine import Engine
 from tsgg.engine.stream import MOST_UNREAD, Event, Outcome, Stream
 
-__all__ = ["MOST_UNREAD", "Engine", "Event", "Outcome", "Stream"]
+__all__ = ["MOST_UNREAD", "AsyncEngine", "AsyncStream", "Engine", "Event", "Outcome", "Stream"]
