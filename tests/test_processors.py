@@ -188,6 +188,32 @@ def test_a_processor_that_raises_fails_its_own_request_and_no_other(llm: LLM, mo
     assert llm.generate(PROMPT, max_tokens=20, temperature=0).tokens == alone
 
 
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_the_tokens_before_a_failing_row_reach_the_reader_wherever_its_window_ends(llm: LLM, window: int) -> None:
+    def repeat(ids: Ids, logits: Row) -> Row:
+        logits[ids[-4]] += 100  # so that windows are accepted to their ends
+        return logits
+
+    fields: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "logprobs": 0}
+    drafting = {"type": "ngram", "draft": window, "adaptive": False}
+    whole = list(llm.stream(PROMPT, logits_processors=repeat, speculation=drafting, **fields))
+    drafts = [at for at, chunk in enumerate(whole) if chunk.from_draft]
+    size = len(llm.tokenize(PROMPT))
+    assert len(drafts) > 9
+    for failing in (0, 1, *(at + 1 for at in drafts[:9])):
+
+        def late(ids: Ids, logits: Row, failing: int = failing) -> Row:
+            if ids.size == size + failing:
+                raise RuntimeError("no more")
+            return logits
+
+        found = []
+        with pytest.raises(TsggError, match="late failed"):
+            for chunk in llm.stream(PROMPT, logits_processors=[repeat, late], speculation=drafting, **fields):
+                found.append(chunk)
+        assert found == whole[:failing]
+
+
 @pytest.mark.parametrize("call", ["generate", "stream", "forget"])
 def test_a_processor_that_waits_for_the_engine_is_an_error_and_does_not_hang(llm: LLM, call: str) -> None:
     def nested(ids: Ids, logits: Row) -> Row:
