@@ -50,14 +50,17 @@ FAILED = "the verify failed"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step gave one request; no tokens, and no sample, if it had finished before."""
+    """What one step gave one request; no tokens, and no sample, if it had finished before.
+
+    With an error and tokens: these were drawn before it, as plain decoding would have drawn them; memory keeps their rows.
+    """
 
     request: SpeculativeRequest
     tokens: tuple[int, ...] = ()
     from_draft: tuple[bool, ...] = ()  # per token: drafted, and accepted
     finished: str | None = None
     sample: StepSample | None = None
-    error: Exception | None = None  # why there are no tokens, and never will be; its memory stands where it stood
+    error: Exception | None = None  # why no more tokens come
 
 
 class FixedWindow:
@@ -183,16 +186,15 @@ class SpeculativeExecution:
     def step(self, requests: list[SpeculativeRequest]) -> Iterator[Step]:
         """One step of every request: one call for all drafts, forwards grouped by row count, one `Step` per request.
 
-        Iterate to the end. Where a forward or a sampler raises, what was yielded before holds, and the memory of every
-        sequence that was not yielded stands where it stood.
+        Iterate to the end. Where a forward or a sampler raises, what was yielded before holds, tokens drawn before the
+        error among it, and the memory of every sequence that was not yielded stands where it stood.
         Raises `UsageError` for a request without a `last` token.
         """
         error: Exception | None = None
         for step in advance(self.trunk, [(self, requests)]):
-            if step.error is None:
+            if step.error is None or step.tokens:
                 yield step
-            else:
-                error = step.error
+            error = step.error or error
         if error is not None:
             raise error
 
@@ -270,13 +272,24 @@ class SpeculativeExecution:
         return Want(verify.logits, "all" if plan.draft else "last", speculator.taps)
 
     def accept(self, plan: Plan, rows: Rows, index: int, want: Want, seconds: float) -> Step:
-        """Draw, accept, commit to memory, then to the speculator. `seconds`: the sequence's share of the forward."""
+        """Draw, accept, commit to memory, then to the speculator. `seconds`: the sequence's share of the forward.
+
+        Raises what the sampler raises at the first row. At a later one it is the step's error, behind the tokens of the
+        rows before: plain decoding would have emitted them.
+        """
         request, draft = plan.request, plan.draft
         start = self.clock()
         length = request.sequence.length
         tokens: list[int] = []
+        error: Exception | None = None
         for row in range(len(draft) + 1):
-            tokens.append(int(request.sampler.sample(rows.logits(index, row), length + row + 1)))
+            try:
+                tokens.append(int(request.sampler.sample(rows.logits(index, row), length + row + 1)))
+            except Exception as raised:
+                if not tokens:
+                    raise
+                error = raised
+                break
             if request.sampler.finished is not None or row == len(draft) or tokens[-1] != draft[row]:
                 break
         again = request.sequence.commit(len(tokens))
@@ -294,7 +307,7 @@ class SpeculativeExecution:
             emitted=len(tokens),
             discarded=plan.discarded,
             silence=plan.silence,
-            finished=request.finished is not None,
+            finished=request.finished is not None or error is not None,
             length=length,
             sequences=plan.sequences,
             draft_seconds=plan.draft_seconds + self.clock() - drawn,
@@ -306,7 +319,7 @@ class SpeculativeExecution:
         for listener in (request.counters, self.counters, self.policy):
             listener.record(sample)
         from_draft = (True,) * (len(tokens) - 1) + (False,)
-        return Step(request, tuple(tokens), from_draft, request.finished, sample)
+        return Step(request, tuple(tokens), from_draft, request.finished if error is None else None, sample, error)
 
 
 def advance(
@@ -314,8 +327,8 @@ def advance(
 ) -> Iterator[Step]:
     """One step of requests that may have different executions: whoever has equally many rows shares a forward.
 
-    One `Step` per request, in no particular order; a request whose sampler or forward fails yields its error, and the
-    others go on. `sequences`: how many decode side by side, if that is more than take part in this step. Raises
+    One `Step` per request, in no particular order; that of a request whose sampler or forward fails has its error, and
+    the others go on. `sequences`: how many decode side by side, if that is more than take part in this step. Raises
     `Interrupted` where a forward was interrupted: what was not yielded stands where it stood, and can be asked for again.
     """
     if sequences is None:

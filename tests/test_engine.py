@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.engine_requests import DRAFTING, KINDS, PLAIN, Wish, alone, engine, standing, text, tokens_of, write
+from tests.engine_requests import (
+    DRAFTING,
+    KINDS,
+    PLAIN,
+    CheckedEngine,
+    Wish,
+    alone,
+    engine,
+    standing,
+    text,
+    tokens_of,
+    write,
+)
 from tests.test_exact_rows import CACHES
-from tsgg.engine.stream import MOST_UNREAD
+from tsgg.engine.stream import MOST_UNREAD, Stream
 from tsgg.errors import ContextFullError, TsggError, UsageError
 from tsgg.model import Model
 from tsgg.sampling import RowSampler, SamplingParams
@@ -169,6 +184,39 @@ def test_a_sampler_that_raises_ends_its_own_request_alone(tmp_path: Path) -> Non
             assert isinstance(bad.error, ZeroDivisionError) and len(sampler.tokens) == fails_at
             assert [stream.wait().finish_reason for stream in fine] == ["length", "length"]
         running.call(running.check_integrity)
+
+
+@pytest.mark.parametrize("options", [PLAIN, DRAFTING], ids=["plain", "drafting"])
+def test_all_tokens_before_a_logits_processors_error_reach_the_reader(
+    tmp_path: Path, options: SpeculationOptions
+) -> None:
+    wish = Wish(text(40, 1), 30, 0.0, narrow=True)
+
+    def submit(running: CheckedEngine, good: int) -> Stream:
+        calls = itertools.count()
+
+        def processor(ids: object, logits: np.ndarray) -> np.ndarray:
+            if next(calls) == good:
+                raise ZeroDivisionError("no such row")
+            return logits
+
+        params = replace(wish.sampler(running.model).params, logits_processors=(processor,))
+        return running.submit(wish.prompt, RowSampler(params, running.model.vocab_size), options)
+
+    with engine(tmp_path) as running:
+        whole = list(submit(running, wish.tokens))
+        expected = tuple(token for event in whole for token in event.tokens)
+        assert (max(len(event.tokens) for event in whole) > 2) == (options is DRAFTING), "no draft is accepted: no test"
+        for good in range(wish.tokens):
+            stream, found = submit(running, good), ()
+            with pytest.raises(TsggError, match="no such row"):
+                for event in stream:
+                    found += event.tokens
+                    assert event.finished is None
+            assert found == expected[:good]
+        running.call(running.check_integrity)
+    with Model(write(tmp_path, "llama"), n_ctx=700, n_threads=1) as model:
+        assert expected == alone(model, wish)
 
 
 def test_a_forward_that_memory_is_refused_for_ends_the_request_at_fault_alone(

@@ -1,15 +1,18 @@
-"""Whatever a drafter does wrong costs its request the speculation, and nothing else."""
+"""Whatever a drafter does wrong costs its request the speculation, and nothing else; what a sampler raises, no token."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.scripted import (
     VOCAB,
+    Guess,
     ScriptedDrafter,
+    ScriptedSampler,
     ScriptedTrunk,
     empty,
     mixed,
@@ -17,6 +20,7 @@ from tests.scripted import (
     plain_stream,
     right,
     too_long,
+    wrong,
 )
 from tests.scripted_loop import LIMIT, PROMPT, assert_memory, begin, decode, finish, options
 from tsgg.speculative import (
@@ -137,3 +141,41 @@ def test_a_draft_of_nothing_valid_is_a_silent_step() -> None:
     stats = request.counters.snapshot()
     assert stats.verifies == 0 and stats.discarded == 2 * 3
     assert dict(stats.silence_reasons) == {"no valid token in the draft": 3, NO_ROOM: 1}
+
+
+class Failing(ScriptedSampler):
+    """Raises instead of the draw behind so many tokens, and draws on if it is asked again."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(PROMPT, LIMIT)
+        self.fails_behind: int | None = tokens
+
+    def sample(self, logits: np.ndarray, position: int) -> int:
+        if len(self.tokens) == self.fails_behind:
+            self.fails_behind = None
+            raise RuntimeError("sampler broke")
+        return super().sample(logits, position)
+
+
+@pytest.mark.parametrize("guess", [right, mixed, wrong, empty])
+def test_a_sampler_that_raises_in_the_middle_of_a_verify_takes_no_token_from_before_the_error(guess: Guess) -> None:
+    expected = plain_stream(PROMPT, LIMIT)
+    for good in range(1, 16):
+        drafter = ScriptedDrafter(guess)
+        execution = SpeculativeExecution(ScriptedTrunk(), drafter, options(4))
+        request, sequence, _ = begin(execution, PROMPT, LIMIT)
+        sampler = request.sampler = Failing(good)
+        sampler.tokens = expected[:1]
+        emitted, finishes = expected[:1], []
+        with pytest.raises(RuntimeError, match="sampler broke"):
+            while True:
+                for step in execution.step([request]):
+                    assert step.sample is not None and step.sample.emitted == len(step.tokens) == len(step.from_draft)
+                    emitted += step.tokens
+                    finishes.append(step.finished)
+        assert emitted == expected[:good] and set(finishes) <= {None}
+        assert_memory(sequence, PROMPT, emitted)
+        assert drafter.corpus[request.key] == sequence.tokens
+        finish(execution, request)  # nothing that could go on is damaged
+        assert sampler.tokens == expected
+        assert_memory(sequence, PROMPT, expected)

@@ -221,11 +221,8 @@ class Engine:
         return not turn.idle
 
     def _report(self, given: Given) -> None:
-        """Hands tokens to the reader, and the request back where it has ended."""
+        """Hands tokens to the reader, and the request back where it has ended or failed."""
         request, sampler = given.request, given.request.sampler
-        if given.error is not None:
-            self._fail(request, given.error)
-            return
         if given.sample is not None:
             self.scheduler.fairness.charge(request, given.sample)
         if given.finished is not None and sampler.finished is None:  # the loop's reason: the context is full
@@ -234,8 +231,11 @@ class Engine:
             request.last_token = self.clock()
             if request.first_token is None:
                 request.first_token = request.last_token
-            request.stream.push(Event(given.tokens, given.from_draft, sampler.finished))
-        if sampler.finished is not None:
+            ended = sampler.finished if given.error is None else None
+            request.stream.push(Event(given.tokens, given.from_draft, ended))
+        if given.error is not None:
+            self._fail(request, given.error)
+        elif sampler.finished is not None:
             self._retire(request)
 
     def _retire(self, request: Request) -> None:

@@ -31,7 +31,7 @@ class Given:
     from_draft: tuple[bool, ...] = ()
     finished: str | None = None
     sample: StepSample | None = None
-    error: Exception | None = None  # there will be no more tokens; memory holds what was committed before
+    error: Exception | None = None  # there will be no more tokens than these
 
 
 class Executor:
