@@ -240,7 +240,7 @@ class EngineMachine(RuleBasedStateMachine):
         got = tuple(reader.got)
         self.readers.remove(reader)
         if isinstance(stream.error, ZeroDivisionError):
-            assert len(got) == reader.fails_at
+            assert len(got) <= reader.fails_at, "those of the verify that failed are lost"
         elif stream.error is not None:
             assert "refused the allocation" in str(stream.error)
             self.refused -= 1
