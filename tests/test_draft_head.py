@@ -168,7 +168,7 @@ def test_catching_up_piece_by_piece_folded_or_at_once_drafts_the_same(model: Mod
         assert other.tokens == whole.tokens and np.abs(np.subtract(other.confidences, whole.confidences)).max() < 1e-5
 
 
-@pytest.mark.parametrize("length", [50, 200])  # the longer one is a chunk for flash attention
+@pytest.mark.parametrize("length", [50, 200])  # the longer one is read in several blocks of rows
 def test_after_a_gap_it_goes_on_at_absolute_positions_with_nothing_from_before(model: Model, length: int) -> None:
     rng, reference, head = random.Random(5), Reference(SHAPE), head_of(model)
     text = rng.choices(range(256), k=length)

@@ -66,7 +66,7 @@ def test_every_layers_residual_and_the_logits_agree_with_float64(tmp_path: Path,
 
 
 def test_the_row_that_only_the_last_is_asked_of_is_the_last_of_all(model: Model) -> None:
-    for count in (2, 3, 17, 50, 150):  # the last by flash attention
+    for count in (2, 3, 17, 50, 150):  # the last in three blocks of rows
         tokens = (TOKENS * 3)[:count]
         first, second = model.new_sequence(), model.new_sequence()
         every = run(model, first, tokens, Want("all", "all"))

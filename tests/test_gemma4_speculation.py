@@ -288,12 +288,12 @@ def check_prefilled(model: Model, depth: int) -> None:
         assert same_bits(step(model, sequence, tokens[depth : depth + count]), alone[:count]), count
 
 
-def test_memory_is_near_a_fresh_prefill_of_the_whole_text(pair: Pair) -> None:
-    """F16 flash attention of the long chunk against the decode path, without a scale in front of the soft max."""
+def test_memory_equals_a_fresh_prefill_of_the_whole_text(pair: Pair) -> None:
+    """Without a scale in front of the soft max: where a difference would be largest."""
     model, history, fresh = pair.model, History(pair.model, random.Random(3)), pair.model.new_sequence()
     history.prefill(40)
     for window in WINDOWS * 2:
         history.verify(window, window // 2 + 1)
     ours: Array = step(model, history.sequence, [50])
     theirs = step(model, fresh, [*history.sequence.tokens[:-1], 50])[-1:]
-    assert np.abs(ours - theirs).max() < 2e-2 * max(1.0, float(theirs.std()))
+    assert same_bits(ours, theirs)

@@ -18,7 +18,8 @@ from tsgg.errors import UsageError
 class Settings:
     """What the environment says. Defaults are what an empty environment gives."""
 
-    attention: str = "auto"  # TS_ATTENTION=soft|flash: one attention path for every graph, not the measured choice
+    # TS_ATTENTION=flash: flash attention for float caches on the CPU too (not exact); soft is what auto does.
+    attention: str = "auto"
     repack: bool = True  # TS_REPACK=0: no CPU_REPACK buffers for Q4_0, IQ4_NL and MXFP4 weights
     mmap: bool | None = None  # TS_MMAP=0: weights are read into memory; 1: they stay mapped; not set: see tsgg.weights
     cpu: str = "auto"  # TS_CPU=haswell: that build of the CPU backend, not the best one for this processor

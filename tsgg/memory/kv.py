@@ -9,11 +9,11 @@ never overwrite a row that a rollback still needs, and the layout is again a fun
     V  {cells, value_dim, kv_heads, slots}    transposed, for the soft_max path (float caches on the CPU), or
        {value_dim, cells, kv_heads, slots}    row-major, for flash attention alone (GPUs, quantized V)
 
-Two attention paths (README has the measurements):
-* soft: K.Q -> soft_max -> V.P by mul_mat. All query heads of a KV head (and all rows) are columns of ONE product, so K and
-  V are read once, and the product has two or more columns from the first row on: ggml's sgemm kernels then compute every
-  row in the same way, whatever the number of rows. Row-exact.
-* flash: `flash_attn_ext`, for prefill chunks and wherever V is row-major.
+Two attention paths, by the layout of V alone:
+* soft: K.Q -> soft_max -> V.P by mul_mat. All query heads of a KV head (and all rows of a block) are columns of ONE product,
+  so K and V are read once, and the product has two or more columns from the first row on: ggml's sgemm kernels then compute
+  every row in the same way, whatever the number of rows. Row-exact. The rows of a prefill chunk are several blocks.
+* flash: `flash_attn_ext`, wherever V is row-major. On the CPU row-exact with a quantized V, which `tsgg.probe` checks.
 """
 
 from __future__ import annotations
