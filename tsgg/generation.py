@@ -60,11 +60,6 @@ class Generation:
             self._told = finished is not None
             yield Chunk(text, token, self._logprob(at), drafted, finished, self.index)
 
-    def unreported(self) -> Iterator[Chunk]:
-        """Of a stream that has failed: drafts that a verify accepted before a row at which the sampler failed."""
-        tokens = self.sampler.tokens[self._taken :]
-        yield from self.chunks(Event(tuple(tokens), (True,) * len(tokens)))
-
     def ending(self) -> Iterator[Chunk]:
         """Of a stream that has ended: the chunk that says why, where the last token's did not."""
         if not self._told:
@@ -161,7 +156,6 @@ def stream(
                 yield from generation.chunks(event)
             if ended and generation in going:
                 if generation.stream.error is not None:
-                    yield from generation.unreported()
                     raise generation.stream.error
                 yield from generation.ending()
                 going.remove(generation)
