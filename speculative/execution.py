@@ -318,7 +318,7 @@ class SpeculativeExecution:
         )
         for listener in (request.counters, self.counters, self.policy):
             listener.record(sample)
-        from_draft = (True,) * (len(tokens) - 1) + (False,)
+        from_draft = (True,) * (len(tokens) - 1) + (error is not None,)  # behind a draft came the row that failed
         return Step(request, tuple(tokens), from_draft, request.finished if error is None else None, sample, error)
 
 

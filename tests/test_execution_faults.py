@@ -173,6 +173,7 @@ def test_a_sampler_that_raises_in_the_middle_of_a_verify_takes_no_token_from_bef
                     assert step.sample is not None and step.sample.emitted == len(step.tokens) == len(step.from_draft)
                     emitted += step.tokens
                     finishes.append(step.finished)
+                    assert all(step.from_draft) == (step.error is not None), "what stood before the error was drafted"
         assert emitted == expected[:good] and set(finishes) <= {None}
         assert_memory(sequence, PROMPT, emitted)
         assert drafter.corpus[request.key] == sequence.tokens
