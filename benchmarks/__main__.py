@@ -13,6 +13,7 @@ SCENARIOS = {
     "turns": "speculative beside plain decoding, workload by workload; beside llama-server with --peer",
     "conc": "1 to 8 requests side by side; beside llama-server with --llama-server",
     "soak": "thousands of short requests, some cancelled at random moments: none lost, memory flat",
+    "races": "models closed, dropped and interrupted while they generate: no crash, the next answer right",
     "exact": "every window, prompt, drafter and mode: is the speculative stream the plain one",
     "diagnose": "how far a verify row is from the one-row decode, teacher-forced",
     "compare": "two reports of one scenario, number by number",

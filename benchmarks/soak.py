@@ -254,7 +254,7 @@ def tiny() -> Recipe:
     """A llama with two small layers."""
     e, heads, head, width, layers, vocab = 64, 4, 32, 96, 2, 512
     metadata = {
-        "llama.context_length": 2 * N_CTX,
+        "llama.context_length": 1024,
         "llama.embedding_length": e,
         "llama.block_count": layers,
         "llama.feed_forward_length": width,
