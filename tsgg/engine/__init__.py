@@ -12,6 +12,7 @@ Everything between inbox and stream belongs to the engine's thread. Token ids on
 
 from tsgg.engine.aio import AsyncEngine, AsyncStream
 from tsgg.engine.engine import Engine
+from tsgg.engine.stats import EngineStats
 from tsgg.engine.stream import MOST_UNREAD, Event, Outcome, Stream
 
-__all__ = ["MOST_UNREAD", "AsyncEngine", "AsyncStream", "Engine", "Event", "Outcome", "Stream"]
+__all__ = ["MOST_UNREAD", "AsyncEngine", "AsyncStream", "Engine", "EngineStats", "Event", "Outcome", "Stream"]

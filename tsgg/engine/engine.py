@@ -17,6 +17,7 @@ from tsgg.engine.executor import Executor, Given
 from tsgg.engine.planner import Planner
 from tsgg.engine.request import Request
 from tsgg.engine.scheduler import Scheduler
+from tsgg.engine.stats import EngineStats, Tally
 from tsgg.engine.stream import MOST_UNREAD, Event, Stream
 from tsgg.errors import ContextFullError, Interrupted, TsggError, UsageError
 from tsgg.model import Model
@@ -54,6 +55,7 @@ class Engine:
         self.scheduler = Scheduler(self.cache, model.memory)
         self.executor = Executor(model, self.planner)
         self.clock = time.perf_counter
+        self._tally = Tally()
         self._numbers = itertools.count()
         self._inbox: deque[Request] = deque()
         self._calls: deque[tuple[Callable[[], object], Future[object]]] = deque()
@@ -147,6 +149,29 @@ class Engine:
         """Empties idle slots and the prefix tree: what comes next is computed whole. Requests that run go on."""
         self.call(self.cache.forget)
 
+    def stats(self) -> EngineStats:
+        """Numbers for whoever watches. Never waits for a step. Raises `TsggError` on a closed engine."""
+        self._check_open()
+        scheduler, tally = self.scheduler, self._tally
+        ended = dict(tally.ended)
+        cancelled, timed_out = ended.pop("cancelled", 0), ended.pop("timeout", 0)
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(self._inbox),
+            slots=self.model.slots.count,
+            steps=tally.steps,
+            prompt_tokens=self.executor.prefilled,
+            cached_tokens=scheduler.cached,
+            generated_tokens=tally.generated,
+            finished=sum(ended.values()),
+            cancelled=cancelled,
+            timed_out=timed_out,
+            failed=tally.failed,
+            tree_tokens=tally.tree_tokens,
+            tree_bytes=tally.tree_bytes,
+            tree_budget=self.cache.tree.budget,
+        )
+
     # -- life --------------------------------------------------------------------------------------------------------
 
     def call(self, function: Callable[[], T]) -> T:
@@ -208,6 +233,7 @@ class Engine:
     def step(self) -> bool:
         """Schedules, forwards a chunk of a prompt, drafts, verifies, accepts, commits, reports. False: nothing to do."""
         turn = self.scheduler.turn(self.clock())
+        self._tally.steps += not turn.idle
         for request, reason in turn.ended:
             request.sampler.finish(reason)
             self._retire(request)
@@ -218,6 +244,7 @@ class Engine:
         if turn.decodes:
             for given in self.executor.decode(turn.decodes, turn.decoding):
                 self._report(given)
+        self._tally.see(self.cache.tree)
         return not turn.idle
 
     def _report(self, given: Given) -> None:
@@ -228,6 +255,7 @@ class Engine:
         if given.finished is not None and sampler.finished is None:  # the loop's reason: the context is full
             sampler.finish(given.finished)
         if given.tokens:
+            self._tally.generated += len(given.tokens)
             request.last_token = self.clock()
             if request.first_token is None:
                 request.first_token = request.last_token
@@ -240,11 +268,14 @@ class Engine:
 
     def _retire(self, request: Request) -> None:
         self._drop(request)
-        request.stream.end(request.outcome(self.clock()))
+        outcome = request.outcome(self.clock())
+        self._tally.end(outcome.finish_reason)
+        request.stream.end(outcome)
 
     def _fail(self, request: Request, error: BaseException) -> None:
         log.info("request %d failed: %s", request.number, error)
         self._drop(request)
+        self._tally.failed += 1
         request.stream.end(None, error)
 
     def _drop(self, request: Request) -> None:
@@ -280,9 +311,12 @@ class Engine:
         while self._calls:
             function, future = self._calls.popleft()
             try:
-                future.set_result(function())
+                result = function()
             except BaseException as error:
                 future.set_exception(error)
+                continue
+            self._tally.see(self.cache.tree)
+            future.set_result(result)
 
     def _sleep(self) -> None:
         deadline = self.scheduler.next_deadline()

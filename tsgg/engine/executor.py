@@ -40,6 +40,7 @@ class Executor:
     def __init__(self, model: Model, planner: Planner) -> None:
         self._model, self._planner = model, planner
         self.serving: tuple[Request, ...] = ()  # whose rows are being computed; any thread may look
+        self.prefilled = 0  # tokens computed by prefills, so far
 
     def prefill(self, request: Request, end: int) -> Iterator[Given]:
         """Forwards the request's target up to `end`. With the last row of a new request's prompt comes its first token.
@@ -56,6 +57,7 @@ class Executor:
                 want = execution.prefill_want(speculative)
                 want = want if last and first else Want("none", want.hidden, want.taps)
                 rows = self._model.forward(Batch((sequence,), np.array([chunk], np.int32), want))
+                self.prefilled += len(chunk)
             if last and first:
                 assert rows is not None
                 speculative.last = request.sampler.sample(rows.logits(0, len(chunk) - 1), len(request.prompt))

@@ -48,6 +48,7 @@ class Scheduler:
         self._memory = memory
         self.waiting: list[Request] = []  # in the order of admission
         self.running: list[Request] = []  # with a slot
+        self.cached = 0  # tokens of prompts that were in memory when their requests were first admitted, so far
         self._odd = False
         self.disturbed = False  # a request may have been cancelled: set by any thread
         self._earliest: float | None = None  # no deadline of any request comes before it; None: there is none
@@ -135,6 +136,7 @@ class Scheduler:
             request.splits.add(known)
         if request.cached is None:
             request.cached, request.admitted = request.held, now
+            self.cached += request.held
 
     def _worth_waiting(self, request: Request) -> bool:
         """Whether a prompt that is being read begins like this one, further than what can be found now."""
