@@ -22,6 +22,7 @@ SCENARIOS = {
     "promises": "what speculation must not cost: prose, time to the first token, a second turn",
     "heads": "a draft head beside plain decoding, window by window; beside llama-server with --peer",
     "synthetic": "write a large model file with real shapes and random weights",
+    "steps": "what the engine adds to a step, for 1 to 8 requests side by side",
     "speed": "decode, prefill, verify curve, Python time; beside llama-bench with --peer",
 }
 
