@@ -137,15 +137,15 @@ class PrefixCache:
         return best
 
     def _lost(self, sequence: Sequence, kept: int) -> int:
-        """Rows to save before the slot is cut to `kept` tokens."""
-        if self.tree.budget == 0 or sequence.length - kept < WORTH_SAVING:
+        """Rows that are nowhere else when the slot is cut to `kept` tokens."""
+        if sequence.length - kept < WORTH_SAVING:
             return 0
         lost = sequence.length - max(kept, self.tree.match(sequence.tokens, sequence.length).length)
         return lost if lost >= WORTH_SAVING else 0
 
     def _save(self, sequence: Sequence, kept: int) -> None:
         """Puts what the slot is about to lose into the tree."""
-        if not self._lost(sequence, kept):
+        if self.tree.budget == 0 or not self._lost(sequence, kept):
             return
         reader, tokens = self._reader(sequence), sequence.tokens
         try:
