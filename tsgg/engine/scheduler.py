@@ -7,6 +7,7 @@ prompt and one row or verify of every request that decodes, so that a long promp
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -109,9 +110,8 @@ class Scheduler:
 
     def _admit(self, now: float, gone: set[int]) -> None:
         """Gives slots to those who wait, as far as there are any."""
-        for request in self.waiting[: LOOK_AHEAD + len(gone)]:
-            if id(request) in gone or request.paused:
-                continue
+        ready = (request for request in self.waiting if not request.paused and id(request) not in gone)
+        for request in list(itertools.islice(ready, LOOK_AHEAD)):
             victim = None if self.cache.idle else self._less_urgent(request, gone)
             if victim is None and not self.cache.idle:
                 return
