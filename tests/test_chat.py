@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.tiny_vocab import byte_level_metadata
-from tsgg.chat import CHANNEL, ChatTemplate, ReasoningSplitter
+from tsgg.chat import CHANNEL, ChatPrompt, ChatTemplate, ReasoningSplitter
 from tsgg.errors import ModelFileError, TsggError, UsageError
 from tsgg.gguf import Metadata, read_gguf
 from tsgg.tokenizer import Tokenizer
@@ -36,33 +36,33 @@ def test_bos_is_not_doubled() -> None:
     assert template is not None
     ids = template.encode(tokenizer, template.render(USER))
     assert ids.count(tokenizer.bos or -1) == 1 and ids[0] == tokenizer.bos
-    assert template.encode(tokenizer, "Hi")[0] == tokenizer.bos
+    assert template.encode(tokenizer, ChatPrompt("Hi"))[0] == tokenizer.bos
 
 
 def test_keywords_tools_and_thinking_reach_the_template() -> None:
     template = ChatTemplate("{{ enable_thinking }} {{ mood }} {{ tools | tojson }} {{ add_generation_prompt }}")
-    text = template.render(USER, tools=[{"name": "a<b"}], enable_thinking=False, mood="calm")
-    assert text == 'False calm [{"name": "a<b"}] True'
+    prompt = template.render(USER, tools=[{"name": "a<b"}], enable_thinking=False, mood="calm")
+    assert prompt.text == 'False calm [{"name": "a<b"}] True'
 
 
 def test_tojson_keeps_order_and_characters() -> None:
     template = ChatTemplate("{{ value | tojson }}|{{ value | tojson(indent=1) }}")
-    assert template.render(USER, value={"b": "é&", "a": 1}) == '{"b": "é&", "a": 1}|{\n "b": "é&",\n "a": 1\n}'
+    assert template.render(USER, value={"b": "é&", "a": 1}).text == '{"b": "é&", "a": 1}|{\n "b": "é&",\n "a": 1\n}'
     template = ChatTemplate("{{ value | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=True) }}")
-    assert template.render(USER, value={"b": "é", "a": 1}) == '{"a":1,"b":"\\u00e9"}'
+    assert template.render(USER, value={"b": "é", "a": 1}).text == '{"a":1,"b":"\\u00e9"}'
 
 
 def test_strftime_now_and_loop_controls_work() -> None:
-    assert len(ChatTemplate("{{ strftime_now('%Y') }}").render(USER)) == 4
+    assert len(ChatTemplate("{{ strftime_now('%Y') }}").render(USER).text) == 4
     assert (
-        ChatTemplate("{% for i in [1,2,3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render(USER)
+        ChatTemplate("{% for i in [1,2,3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render(USER).text
         == "1"
     )
 
 
 def test_content_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": parts}]) == "ab"
+    assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": parts}]).text == "ab"
 
 
 def test_the_templates_own_refusal_is_passed_on() -> None:
@@ -83,11 +83,11 @@ def test_a_chat_prompt_never_ends_with_eos() -> None:
     template = ChatTemplate.from_tokenizer(tokenizer)
     assert template is not None
     assert tokenizer.encode("Hi")[-1] == tokenizer.eos  # the file's rule, for plain prompts
-    assert template.encode(tokenizer, "Hi") == [tokenizer.bos, *tokenizer.encode("Hi", add_bos=False)]
+    assert template.encode(tokenizer, ChatPrompt("Hi")) == [tokenizer.bos, *tokenizer.encode("Hi", add_bos=False)]
 
 
 def test_generation_tags_show_their_body() -> None:
-    assert ChatTemplate("a{% generation %}{{ messages[0].content }}{% endgeneration %}b").render(USER) == "aHib"
+    assert ChatTemplate("a{% generation %}{{ messages[0].content }}{% endgeneration %}b").render(USER).text == "aHib"
 
 
 @pytest.mark.parametrize("tools", ["a tool", {"name": "x"}, [1], 3])
@@ -189,8 +189,8 @@ def test_the_tags_are_those_that_the_template_knows() -> None:
     assert template.splitter(template.render(USER, enable_thinking=True)).push(answer) == ("so", "why")
     assert template.splitter(template.render(USER, enable_thinking=False)).push("so") == ("so", "")
     plain = ChatTemplate("{{ messages[0].content }}")
-    assert plain.splitter("Hi").push("<think>why</think>so") == ("so", "why")
-    assert plain.splitter("Hi").push(answer) == (answer, "")
+    assert plain.splitter(ChatPrompt("Hi")).push("<think>why</think>so") == ("so", "why")
+    assert plain.splitter(ChatPrompt("Hi")).push(answer) == (answer, "")
 
 
 def test_gemma4_ends_generation_by_its_texts_and_channels_stay_visible(golden_dir: Path) -> None:

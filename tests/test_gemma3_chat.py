@@ -62,9 +62,9 @@ def llm(gemma3_path: Path) -> Iterator[LLM]:
 
 def test_a_conversation_has_the_documented_text_and_the_ids_of_another_engine(llm: LLM) -> None:
     template = ChatTemplate(TEMPLATE, bos="<bos>")
-    text = template.render(CONVERSATION)
-    assert text == TEXT
-    assert template.encode(llm.tokenizer, text) == IDS  # one BOS, though tokenizer and template both give one
+    prompt = template.render(CONVERSATION)
+    assert prompt.text == TEXT
+    assert template.encode(llm.tokenizer, prompt) == IDS  # one BOS, though tokenizer and template both give one
 
 
 def test_turns_that_do_not_alternate_are_refused_in_the_templates_words() -> None:

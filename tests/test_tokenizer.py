@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tiny_vocab import byte_level_metadata, character_metadata, sentencepiece_metadata
+from tests.tiny_vocab import KINDS, byte_level_metadata, extended, sentencepiece_metadata
 from tsgg.errors import ModelFileError, TsggError, UnsupportedError, UsageError
 from tsgg.gguf import Metadata, read_gguf
 from tsgg.tokenizer import Tokenizer
@@ -224,28 +224,17 @@ def test_token_texts_that_are_no_unicode_do_no_harm(metadata: Metadata) -> None:
     assert tokenizer.decode(tokenizer.encode("abc", add_bos=False)) == "abc"
 
 
-def extended(metadata: Metadata, texts: list[str], kinds: list[int], merges: tuple[str, ...] = ()) -> Tokenizer:
-    """A tokenizer with more tokens behind those of `metadata`."""
-    values = dict(metadata)
-    values["tokenizer.ggml.tokens"] = [*metadata.get_strings("tokenizer.ggml.tokens"), *texts]
-    types = metadata.get_array("tokenizer.ggml.token_type")
-    values["tokenizer.ggml.token_type"] = np.array([*types, *kinds], np.int32)
-    if "tokenizer.ggml.scores" in metadata:
-        scores = metadata.get_array("tokenizer.ggml.scores")
-        values["tokenizer.ggml.scores"] = np.array([*scores, *range(len(texts))], np.float32)
-    else:
-        values["tokenizer.ggml.merges"] = [*metadata.get_strings("tokenizer.ggml.merges"), *merges]
-    return Tokenizer.from_metadata(Metadata(values))
-
-
-KINDS = {"gpt2": byte_level_metadata(), "llama": sentencepiece_metadata(), "gemma4": character_metadata()}
+def extended_tokenizer(
+    metadata: Metadata, texts: list[str], kinds: list[int], merges: tuple[str, ...] = ()
+) -> Tokenizer:
+    return Tokenizer.from_metadata(extended(metadata, texts, kinds, merges))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_tokens_with_one_text_the_first_is_encoded_and_all_are_decoded(kind: str) -> None:
     metadata = KINDS[kind]
     plain, count = Tokenizer.from_metadata(metadata), len(metadata.get_strings("tokenizer.ggml.tokens"))
-    twice = extended(metadata, ["a", "ab", "c", "c"], [1, 1, 1, 1])
+    twice = extended_tokenizer(metadata, ["a", "ab", "c", "c"], [1, 1, 1, 1])
     text = "ab abc cab </s>"
     assert twice.encode(text) == plain.encode(text)  # the scores of the copies would be better ones
     assert twice.decode([count, count + 1, count + 2, count + 3]) == "aabcc"
@@ -256,7 +245,7 @@ def test_of_tokens_with_one_text_the_first_is_encoded_and_all_are_decoded(kind: 
 def test_a_second_end_mark_with_the_same_text_ends_an_answer_too(kind: str) -> None:
     metadata = KINDS[kind]
     count = len(metadata.get_strings("tokenizer.ggml.tokens"))
-    tokenizer = extended(metadata, ["<|im_end|>", "<|im_end|>"], [3, 1])
+    tokenizer = extended_tokenizer(metadata, ["<|im_end|>", "<|im_end|>"], [3, 1])
     first = tokenizer.vocabulary.ids["<|im_end|>"]
     assert tokenizer.encode("<|im_end|>", add_bos=False)[-1] == first < count + 1
     assert {first, count + 1} <= tokenizer.end_of_generation and tokenizer.is_special(count + 1)
@@ -273,7 +262,7 @@ def test_plain_text_never_merges_to_a_control_token(kind: str) -> None:
     metadata = KINDS[kind]
     pieces = PIECES[3:] if kind == "gpt2" else PIECES  # bytes are there already
     for mark, met in ((1, True), (3, False)):
-        tokenizer = extended(metadata, pieces, [1] * (len(pieces) - 1) + [mark], PIECE_MERGES)
+        tokenizer = extended_tokenizer(metadata, pieces, [1] * (len(pieces) - 1) + [mark], PIECE_MERGES)
         token = tokenizer.vocab_size - 1
         plain = tokenizer.encode(f"a{MARK}b", parse_special=False)
         assert (token in plain) is met

@@ -65,3 +65,21 @@ def character_metadata() -> Metadata:
             "tokenizer.ggml.unknown_token_id": 3,
         }
     )
+
+
+def extended(metadata: Metadata, texts: list[str], kinds: list[int], merges: tuple[str, ...] = ()) -> Metadata:
+    """`metadata` with more tokens behind its own."""
+    values = dict(metadata)
+    values["tokenizer.ggml.tokens"] = [*metadata.get_strings("tokenizer.ggml.tokens"), *texts]
+    types = metadata.get_array("tokenizer.ggml.token_type")
+    values["tokenizer.ggml.token_type"] = np.array([*types, *kinds], np.int32)
+    if "tokenizer.ggml.scores" in metadata:
+        scores = metadata.get_array("tokenizer.ggml.scores")
+        values["tokenizer.ggml.scores"] = np.array([*scores, *range(len(texts))], np.float32)
+    else:
+        values["tokenizer.ggml.merges"] = [*metadata.get_strings("tokenizer.ggml.merges"), *merges]
+    return Metadata(values)
+
+
+KINDS = {"gpt2": byte_level_metadata(), "llama": sentencepiece_metadata(), "gemma4": character_metadata()}
+"""A vocabulary of every kind of tokenizer."""

@@ -1,78 +1,69 @@
-"""Chat templates: the file's own Jinja text, in a sandbox, and the split of an answer into reasoning and content."""
+"""Chat templates: the file's own Jinja texts, and the prompts that they make of conversations."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
 from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tsgg.conversation.guard import Marks, changed, choose_seam, texts_of
+from tsgg.conversation.messages import Arguments, adapt, asks_adapting, read_messages, read_tools
+from tsgg.conversation.reasoning import CHANNEL, THINK, ReasoningSplitter, Tags
+from tsgg.conversation.sandbox import SEAM, compile_template
 from tsgg.errors import ModelFileError, UsageError
 from tsgg.tokenizer import Tokenizer
 
-LONGEST_TEMPLATE = 1 << 20  # characters: no real template comes near, a hostile one would be compiled for minutes
-LONGEST_REPEAT = 1 << 16  # items of `text * n`: real templates indent a little, a hostile one would fill the memory
+__all__ = ["CHANNEL", "THINK", "ChatPrompt", "ChatTemplate", "ReasoningSplitter"]
+
+DEFAULT, TOOL_USE = "default", "tool_use"  # names of a file's templates
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
-    """How a family marks reasoning in an answer. Line breaks next to a tag belong to it."""
+class ChatPrompt:
+    """A rendered conversation. `seamed` holds a `seam` where a message has a control token's text: see guard.py."""
 
-    open: str
-    close: str
-    header: str = ""  # what may stand behind `open` and belongs to it
-    anywhere: bool = False  # tags are tokens that no answer contains: reasoning may come again, a stray tag is dropped
+    seamed: str
+    seam: str = ""
+    tags: Tags = THINK
 
-
-THINK = Tags("<think>", "</think>")  # only where an answer begins with it
-CHANNEL = Tags("<|channel>", "<channel|>", "thought", anywhere=True)  # Gemma 4
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.seamed.replace(self.seam, "") if self.seam else self.seamed
 
 
 class ChatTemplate:
-    """A template. Made from untrusted text: it can read its arguments and nothing else.
+    """The templates of a file. Made from untrusted text: they can read their arguments and nothing else.
 
-    It is compiled at the first use: a model whose template is broken still generates from plain prompts.
+    One is compiled at its first use: a model whose template is broken still generates from plain prompts.
     """
 
-    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
-        self._source, self._bos, self._eos = source, bos, eos
-
-    @cached_property
-    def _template(self) -> jinja2.Template:
-        """Raises `ModelFileError` when the template is no valid Jinja."""
-        size = len(self._source)
-        if size > LONGEST_TEMPLATE:
-            raise ModelFileError(f"the chat template has {size} characters, expected at most {LONGEST_TEMPLATE}")
-        environment = _Sandbox(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        try:
-            return environment.from_string(self._source)
-        except Exception as error:  # nesting too deep for Python's own parser is no TemplateError
-            raise ModelFileError(
-                f"the file's chat template is broken: {error}. Use generate() with a plain prompt"
-            ) from error
+    def __init__(
+        self, sources: str | Mapping[str, str], bos: str = "", eos: str = "", marks: Collection[str] = ()
+    ) -> None:
+        """`sources`: the template, or several by name. `marks`: texts of control tokens, which no message can bring in."""
+        named = {DEFAULT: sources} if isinstance(sources, str) else sources
+        self._templates = {name: _Template(source) for name, source in named.items()}
+        self._special_texts = {"bos_token": bos, "eos_token": eos}
+        self._marks = Marks(marks)
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The file's template, or None when it has none."""
-        if not tokenizer.chat_template:
+        """The file's templates, or None when it has none."""
+        sources = tokenizer.chat_templates
+        if not sources:
             return None
         bos = "" if tokenizer.bos is None else tokenizer.token_text(tokenizer.bos)
         eos = "" if tokenizer.eos is None else tokenizer.token_text(tokenizer.eos)
-        return cls(tokenizer.chat_template, bos, eos)
+        return cls(sources, bos, eos, tokenizer.vocabulary.marks)
+
+    def source(self, tools: object = None, name: str | None = None) -> str:
+        """The text of the template that serves a conversation with these tools."""
+        return self._choose(tools, name).source
 
     def render(
         self,
@@ -81,217 +72,112 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         enable_thinking: bool | None = None,
+        chat_template: str | None = None,
         **keywords: Any,
-    ) -> str:
-        """The prompt's text for a conversation; keywords reach the template as they are.
+    ) -> ChatPrompt:
+        """The prompt for a conversation; keywords reach the template as they are.
+
+        `chat_template` names one of the file's templates; without it tools ask for the one called tool_use, where there is
+        one. Arguments of tool calls may be mappings or JSON texts: the template gets what it reads.
 
         Raises `UsageError` for messages or tools of the wrong shape, and for what the template itself refuses, in its
         words; `ModelFileError` for a template that is broken or tries to leave its sandbox.
         """
-        template = self._template
-        arguments: dict[str, Any] = dict(keywords)
+        template = self._choose(tools, chat_template)
+        read = read_messages(messages)
+        if asks_adapting(read):
+            read = adapt(read, template.arguments, template.knows_none)
+        given: dict[str, Any] = {"tools": None if tools is None else read_tools(tools), **keywords}
         if enable_thinking is not None:
-            arguments["enable_thinking"] = enable_thinking
-        try:
-            return template.render(
-                messages=[_message(i, message) for i, message in enumerate(_listed(messages))],
-                tools=None if tools is None else _tools(tools),
-                add_generation_prompt=add_generation_prompt,
-                bos_token=self._bos,
-                eos_token=self._eos,
-                **arguments,
+            given["enable_thinking"] = enable_thinking
+        given |= {"messages": read}
+        fixed = {"add_generation_prompt": add_generation_prompt, **self._special_texts}
+        texts = set(texts_of(given))
+        if not self._marks.may_come_of(texts):
+            return ChatPrompt(template.render(given | fixed), tags=template.tags)
+        seam = choose_seam({*texts, template.source})
+        return ChatPrompt(self._guarded(template, given, fixed | {SEAM: seam}, seam), seam, template.tags)
+
+    def splitter(self, prompt: ChatPrompt) -> ReasoningSplitter:
+        """Splits the answer to a prompt, by the tags that its template knows."""
+        return ReasoningSplitter(prompt.text, prompt.tags)
+
+    def encode(self, tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
+        """Token ids of a prompt; the BOS of the template is not doubled by the tokenizer's own."""
+        bos = self._special_texts["bos_token"]
+        own = bool(bos) and prompt.seamed.startswith(bos)
+        # Told, not asked: the file's rule would also end the prompt (EOS).
+        return tokenizer.encode(prompt.seamed, add_bos=tokenizer.add_bos and not own, seam=prompt.seam)
+
+    def _choose(self, tools: object, name: str | None) -> _Template:
+        if name is None:
+            name = TOOL_USE if tools and TOOL_USE in self._templates else DEFAULT
+            if name not in self._templates:
+                name = next(iter(self._templates))
+        if name not in self._templates:
+            raise UsageError(
+                f"chat_template is {name!r}, but the templates of this file are: {', '.join(self._templates)}"
             )
+        return self._templates[name]
+
+    def _guarded(self, template: _Template, given: dict[str, Any], fixed: dict[str, Any], seam: str) -> str:
+        """The rendered text, in which marks are the template's alone: see guard.py."""
+        marks = self._marks
+        text = template.render(changed(given, lambda text: marks.with_seams(text, seam)) | fixed)
+        other = template.render(changed(given, lambda text: marks.with_all_seams(text, seam)) | fixed)
+        return text if marks.of(text) == marks.of(other) else other
+
+
+class _Template:
+    """One template: compiled, and asked what it expects, when that is first needed."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.tags = CHANNEL if CHANNEL.open in source else THINK
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return compile_template(self.source)
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        try:
+            return self._compiled.render(arguments)
         except SecurityError as error:
             raise ModelFileError(f"the file's chat template tries to leave its sandbox: {error}") from error
-        except UsageError:
+        except (UsageError, ModelFileError):
             raise
         except Exception as error:  # a template can fail in any way that Python can
             raise UsageError(f"the chat template refuses this conversation: {error}") from error
 
-    def splitter(self, prompt: str) -> ReasoningSplitter:
-        """Splits the answer to a rendered prompt, by the tags that the template knows."""
-        return ReasoningSplitter(prompt, CHANNEL if CHANNEL.open in self._source else THINK)
+    @cached_property
+    def arguments(self) -> Arguments:
+        """How it reads the arguments of a tool call, by what it makes of some."""
+        shown = self._try({"probed": "value"})
+        if "probed" in shown and "value" in shown and "{'probed" not in shown:  # not as Python shows a dict
+            return "object"
+        return "text" if '{"probed": "value"}' in self._try('{"probed": "value"}') else "any"
 
-    def encode(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """Token ids of a rendered prompt; the BOS of the template is not doubled by the tokenizer's own."""
-        if self._bos and text.startswith(self._bos):
-            return tokenizer.encode(text, add_bos=False)
-        return tokenizer.encode(
-            text, tokenizer.add_bos
-        )  # told, not asked: the file's rule would also end the prompt (EOS)
+    @cached_property
+    def knows_none(self) -> bool:
+        """Whether content that is None is no text to it."""
+        return "called" in (shown := self._try({"probed": "value"}, None)) and "None" not in shown
 
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses arithmetic that builds huge values; Jinja would do it while compiling already, to fold constants."""
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            raise SecurityError("powers are not allowed")
-        for value, times in ((left, right), (right, left)):
-            if isinstance(value, (str, list, tuple)) and isinstance(times, int) and len(value) * times > LONGEST_REPEAT:
-                raise SecurityError(f"a repetition of {len(value) * times} items is not allowed")
-        return super().call_binop(context, operator, left, right)
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks an assistant's text for training masks; here its body is rendered and nothing else."""
-
-    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class ReasoningSplitter:
-    """Splits streamed text at reasoning tags. A tag that may still be coming is held back until it is decided.
-
-    `prompt` is the rendered prompt: a template that ends with an open tag has begun the reasoning already.
-    """
-
-    def __init__(self, prompt: str = "", tags: Tags = THINK) -> None:
-        self._tags = tags
-        self._thinking = prompt.rstrip().endswith((tags.open, tags.open + tags.header))
-        self._started = self._thinking  # something has been said
-        # What is still expected behind an open tag.
-        self._header = tags.header if prompt.rstrip().endswith(tags.open) else ""
-        self._strip = self._thinking
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, str]:
-        """What became decided: (content, reasoning)."""
-        self._held += text
-        content: list[str] = []
-        reasoning: list[str] = []
-        while self._held and self._skip():
-            advance = self._think(reasoning) if self._thinking else self._answer(content)
-            if not advance:
-                break
-        return "".join(content), "".join(reasoning)
-
-    def flush(self) -> tuple[str, str]:
-        """What is still held back, at the end."""
-        held, self._held = self._held, ""
-        if self._header.startswith(held):
-            held = ""  # an answer that ends within a tag's header
-        return ("", held) if self._thinking else (held, "")
-
-    def _skip(self) -> bool:
-        """Drops what belongs to a tag; False while more of it may come."""
-        if self._header:
-            if self._header.startswith(self._held) and self._held != self._header:
-                return False
-            self._held = self._held.removeprefix(self._header)
-            self._header = ""
-        if self._strip:
-            self._held = self._held.lstrip("\n")
-            self._strip = not self._held
-        return bool(self._held)
-
-    def _think(self, reasoning: list[str]) -> bool:
-        """Takes reasoning up to its end; True when that was found."""
-        at = self._held.find(self._tags.close)
-        if at >= 0:
-            reasoning.append(self._held[:at].rstrip("\n"))
-            self._cross(at + len(self._tags.close), thinking=False)
-            return True
-        size = _possible_end(self._held, self._tags.close)
-        keep = len(self._held) - size
-        breaks = keep - len(self._held[:keep].rstrip("\n"))
-        self._release(reasoning, keep - breaks)
-        return False
-
-    def _answer(self, content: list[str]) -> bool:
-        """Takes content up to a tag; True when one was found."""
-        tags = self._tags
-        if self._started and not tags.anywhere:
-            self._release(content, len(self._held))
-            return False
-        found = {self._held.find(tag): tag for tag in (tags.open, tags.close) if tag in self._held}
-        if not tags.anywhere:  # an answer that begins with other text has no reasoning
-            begins = self._held.lstrip()
-            found = {at: tag for at, tag in found.items() if tag == tags.open and begins.startswith(tag)}
-            if not found and not tags.open.startswith(begins):
-                self._started = True
-                return True
-        if found:
-            at = min(found)
-            if self._started or self._held[:at].strip():
-                content.append(self._held[:at])
-                self._started = True
-            self._cross(at + len(found[at]), thinking=found[at] == tags.open)
-            return True
-        if tags.anywhere:
-            size = len(self._held) - max(_possible_end(self._held, tag) for tag in (tags.open, tags.close))
-            if self._started or self._held[:size].strip():
-                self._release(content, size)
-        return False
-
-    def _cross(self, size: int, thinking: bool) -> None:
-        """Goes on behind a tag."""
-        self._held = self._held[size:]
-        self._thinking, self._strip = thinking, True
-        self._started = self._started or not self._tags.anywhere
-        self._header = self._tags.header if thinking else ""
-
-    def _release(self, into: list[str], size: int) -> None:
-        into.append(self._held[:size])
-        self._held = self._held[size:]
-        self._started = True
-
-
-def _possible_end(text: str, tag: str) -> int:
-    """Characters at the end that may turn out to be the beginning of a tag."""
-    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-size:])), 0)
-
-
-def _listed(messages: Any) -> Sequence[Any]:
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise UsageError('messages are a list like [{"role": "user", "content": "Hello"}], with one entry or more')
-    return messages
-
-
-def _message(index: int, message: Any) -> dict[str, Any]:
-    """A message as templates read it. Content is a text, or a list of text parts, which are joined."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise UsageError(f"message {index} is {message!r}, expected a mapping with the keys role and content")
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
-        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
-            raise UsageError(
-                f"message {index}: content parts are texts like {{'type': 'text', 'text': ...}}, nothing else"
+    def _try(self, arguments: object, content: str | None = "") -> str:
+        """A conversation with a tool call; empty where the template refuses it."""
+        call = {"id": "call00001", "type": "function", "function": {"name": "called", "arguments": arguments}}
+        answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+        properties = {"other": {"type": "string", "description": "words"}}
+        parameters = {"type": "object", "properties": properties, "required": ["other"]}
+        tool = {"name": "called", "description": "words", "parameters": parameters}
+        try:
+            return self.render(
+                {
+                    "messages": [{"role": "user", "content": "words"}, answer],
+                    "tools": [{"type": "function", "function": tool}],
+                    "add_generation_prompt": False,
+                    "bos_token": "",
+                    "eos_token": "",
+                }
             )
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str) and not (content is None and "tool_calls" in message):
-        raise UsageError(
-            f"message {index}: content is {type(content).__name__}, expected a text or a list of text parts"
-        )
-    return {**message, "content": content}
-
-
-def _tools(tools: Any) -> list[Any]:
-    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise UsageError(f"tools is {type(tools).__name__}, expected a list of mappings (JSON schemas of functions)")
-    for index, tool in enumerate(tools):
-        if not isinstance(tool, Mapping):
-            raise UsageError(
-                f"tool {index} is {type(tool).__name__}, expected a mapping (the JSON schema of a function)"
-            )
-    return list(tools)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter that templates are written for: no HTML escapes, keys in their order, the arguments of json.dumps."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise(message: str) -> NoReturn:
-    raise UsageError(f"the chat template refuses this conversation: {message}")
+        except UsageError:
+            return ""

@@ -207,21 +207,23 @@ class LLM:
     ) -> ChatResult | Iterator[ChatChunk]:
         """The assistant's turn after `messages` ({"role", "content"} each), by the file's chat template.
 
-        `tools`, `enable_thinking` and the entries of `template` reach the template; tool calls in the answer are not
-        parsed. What stands in reasoning tags is `reasoning_content`. Raises `UsageError` for a model without a template.
+        `tools`, `enable_thinking` and the entries of `template` reach the template; `chat_template` among them names one of
+        several in the file. No text in a message becomes a control token. Tool calls in the answer
+        are not parsed. What stands in reasoning tags is `reasoning_content`. Raises `UsageError` for a model without a template.
         """
         if self.template is None:
             raise UsageError(
                 f"{self.model.file.paths[0].name} has no chat template: use generate() with a plain prompt"
             )
-        self._notices.template(self.tokenizer.chat_template or "", tools, enable_thinking)
-        text = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **(template or {}))
-        ids = self.template.encode(self.tokenizer, text)
+        keywords_of = dict(template or {})
+        self._notices.template(self.template.source(tools, keywords_of.get("chat_template")), tools, enable_thinking)
+        prompt = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **keywords_of)
+        ids = self.template.encode(self.tokenizer, prompt)
         answers = self._answers(ids, self._parse(params, keywords))
         if stream:
-            return self._chat(answers, speculation, [self.template.splitter(text) for _ in answers])
+            return self._chat(answers, speculation, [self.template.splitter(prompt) for _ in answers])
         first, *others = (
-            _turn(result, self.template.splitter(text)) for result in self._run([answers], speculation)[0].choices
+            _turn(result, self.template.splitter(prompt)) for result in self._run([answers], speculation)[0].choices
         )
         return replace(first, others=tuple(others))
 

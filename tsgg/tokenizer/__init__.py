@@ -38,7 +38,7 @@ class Tokenizer:
         self.unk, self.pad = special["unk"], special["pad"]
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self.end_of_generation, self.suppressed = vocabulary.end_of_generation, vocabulary.suppressed
-        self.chat_template = vocabulary.chat_template
+        self.chat_templates = vocabulary.chat_templates
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -57,8 +57,12 @@ class Tokenizer:
         merger = ByteLevelBPE if kind == "gpt2" else CharacterBPE
         return cls(vocabulary, merger(vocabulary, metadata))
 
-    def encode(self, text: str, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_bos: bool | None = None, parse_special: bool = True, *, seam: str = ""
+    ) -> list[int]:
         """Token ids of a text. `add_bos` None follows the file's rule; `parse_special` reads control tokens in the text.
+
+        `seam` is a character that is none of the text: it is left out, and no special token is read across it.
 
         Raises `UsageError` for text that is not valid Unicode (lone surrogates).
         """
@@ -72,7 +76,7 @@ class Tokenizer:
             if token is not None:
                 ids.append(token)
                 prefix = self.vocabulary.add_space_prefix
-            else:
+            elif fragment := fragment.replace(seam, "") if seam else fragment:
                 ids += self._merger.encode(" " + fragment if prefix else fragment)
                 prefix = False
         if add_bos is None and self.add_eos and self.eos is not None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 from tsgg.errors import ModelFileError
 from tsgg.gguf import Metadata
 from tsgg.tokenizer import pretokenize
-from tsgg.tokenizer.vocab import CONTROL, UNKNOWN, Vocabulary
+from tsgg.tokenizer.vocab import Vocabulary
 
 SPACE = "\u2581"  # what stands for a space in SentencePiece-like vocabularies
 _NEVER = "\U0010ffff\U0010ffff"  # a code point that is no character, twice
@@ -104,9 +104,8 @@ def _model(
 
 
 def hidden_texts(vocabulary: Vocabulary) -> frozenset[str]:
-    """Texts of control tokens. They are cut out of a text where that is wished for; plain text must never merge to one."""
-    types, ids = vocabulary.types, vocabulary.ids
-    return frozenset(text for text, token in ids.items() if types[token] in (CONTROL, UNKNOWN) and len(text) > 1)
+    """Texts that are cut out before merging where they are wished for; plain text must never merge to one."""
+    return frozenset(text for text in vocabulary.marks if len(text) > 1)
 
 
 def library_ids(vocabulary: Vocabulary, hidden: frozenset[str] = frozenset()) -> dict[str, int]:

@@ -36,7 +36,7 @@ class SpecialTokens:
         chosen: list[tuple[int, str]] = []
         group: list[tuple[int, str]] = []
         end = 0
-        for at, token in self._occurrences(text):
+        for at, token in self.occurrences(text):
             if at >= end and group:
                 chosen += _longest_first(group)
                 group = []
@@ -44,7 +44,7 @@ class SpecialTokens:
             end = max(end, at + len(token))
         return chosen + _longest_first(group)
 
-    def _occurrences(self, text: str) -> Iterator[tuple[int, str]]:
+    def occurrences(self, text: str) -> Iterator[tuple[int, str]]:
         """Every token at every place, by place."""
         for match in self._start.finditer(text) if self._start is not None else ():
             at = match.start()

@@ -39,18 +39,15 @@ class SentencePieceBPE:
 
 
 def _proto(vocabulary: Vocabulary) -> bytes:
-    """The model as sentencepiece reads it. User-defined tokens are plain pieces: they were cut out before. Control tokens
-    are such that no merge arrives at them."""
+    """The model as sentencepiece reads it. User-defined tokens are plain pieces: they were cut out before. No merge arrives
+    at a control token."""
     unknown = vocabulary.special["unk"]
     unknown = 0 if unknown is None else unknown
     texts = sorted(library_ids(vocabulary).items(), key=lambda item: item[1])
     parts = []
     for (text, token), score in zip(texts, vocabulary.scores, strict=True):
-        kind = vocabulary.types[token]
-        if token == unknown:
-            kind = UNKNOWN
-        elif kind not in (BYTE, CONTROL) or text != vocabulary.texts[token]:
-            kind = NORMAL
+        byte = vocabulary.types[token] == BYTE and text == vocabulary.texts[token]
+        kind = UNKNOWN if token == unknown else BYTE if byte else CONTROL if text in vocabulary.marks else NORMAL
         raw = text.encode()
         body = b"\x0a" + _varint(len(raw)) + raw + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes((kind,))
         parts.append(b"\x0a" + _varint(len(body)) + body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,17 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    chat_template: str | None
+    chat_templates: dict[str, str]  # by name, that of the unnamed one is "default"
+
+    @cached_property
+    def marks(self) -> frozenset[str]:
+        """Texts with which a conversation is built: control tokens, and user-defined ones that look like `<|channel>`."""
+        types = self.types
+        return frozenset(
+            text
+            for text, token in self.ids.items()
+            if types[token] in (CONTROL, UNKNOWN) or (types[token] == USER_DEFINED and _looks_like_a_mark(text))
+        )
 
     def split_texts(self, control: bool) -> dict[str, int]:
         """Tokens that are cut out of a text before anything else: user-defined ones, and on request the control ones."""
@@ -120,8 +131,20 @@ def read_vocabulary(metadata: Metadata, rows: int = 0) -> Vocabulary:
         add_bos=add_bos or kind == "gemma4",  # files of this family say false and mean true
         add_eos=metadata.get_bool("tokenizer.ggml.add_eos_token", False),
         add_space_prefix=metadata.get_bool("tokenizer.ggml.add_space_prefix", sentence_piece),
-        chat_template=metadata.get_str("tokenizer.chat_template", None),
+        chat_templates=_templates(metadata),
     )
+
+
+def _looks_like_a_mark(text: str) -> bool:
+    return text.startswith(("<|", "<\uff5c")) or text.endswith(("|>", "\uff5c>"))
+
+
+def _templates(metadata: Metadata) -> dict[str, str]:
+    """The unnamed template first."""
+    key = "tokenizer.chat_template"
+    names = sorted(name for name in metadata if name.startswith(f"{key}."))
+    found = {"default": metadata.get_str(key, "")} | {name[len(key) + 1 :]: metadata.get_str(name) for name in names}
+    return {name: source for name, source in found.items() if source}
 
 
 _SPECIAL_KEYS = {
