@@ -257,6 +257,17 @@ class LLM:
         """Forgets what was computed: the next prompt is computed whole. Requests that run go on."""
         self.engine.forget()
 
+    def save_cache(self, path: str | Path) -> int:
+        """Writes what was computed to a file for `restore_cache`; see `Engine.save`. Returns its tokens."""
+        return self.engine.save(path)
+
+    def restore_cache(self, path: str | Path) -> int:
+        """Brings back what an `LLM` of the same file, cache types and machine has saved; see `Engine.restore`.
+
+        Returns its tokens. Raises `TsggError` where anything differs, with nothing changed.
+        """
+        return self.engine.restore(path)
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

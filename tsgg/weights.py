@@ -194,6 +194,11 @@ class ModelWeights:
         tensor = self._tensors.get(name)
         return None if tensor is None else float(buffers.read(tensor).reshape(-1)[0])
 
+    @property
+    def files(self) -> tuple[memoryview, ...]:
+        """The bytes of the model's files, part by part, as they were opened."""
+        return tuple(self._maps)
+
     def repacked(self, tensor: Tensor) -> bool:
         return tensor in self._repacked
 

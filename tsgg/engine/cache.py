@@ -88,6 +88,11 @@ class PrefixCache:
         """Puts what a busy slot holds now into the tree, with the state that others can go on from."""
         self.tree.insert(sequence.tokens, self._reader(sequence), self._state(sequence, sequence.length))
 
+    def save_slots(self, busy: list[Sequence]) -> None:
+        """Puts what all slots hold into the tree, as far as its budget goes. They keep it too."""
+        for sequence in (*self.idle, *busy):
+            self._save(sequence, 0)
+
     def pin(self, tokens: list[int]) -> bool:
         """Keeps the rows of a text, which some idle slot begins with, until `unpin`. False where none does any more."""
         key, end = tuple(tokens), len(tokens)

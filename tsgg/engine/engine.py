@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
+from tsgg.engine import file, records
 from tsgg.engine.cache import PrefixCache
 from tsgg.engine.executor import Executor, Given
 from tsgg.engine.planner import Planner
@@ -20,6 +22,7 @@ from tsgg.engine.scheduler import Scheduler
 from tsgg.engine.stats import EngineStats, Tally
 from tsgg.engine.stream import MOST_UNREAD, Event, Stream
 from tsgg.errors import ContextFullError, Interrupted, TsggError, UsageError
+from tsgg.fingerprint import fingerprint
 from tsgg.model import Model
 from tsgg.sampling import RowSampler, SamplingParams
 from tsgg.speculative import SpeculationOptions
@@ -171,6 +174,23 @@ class Engine:
             tree_bytes=tally.tree_bytes,
             tree_budget=self.cache.tree.budget,
         )
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Writes what slots and the prefix tree hold, as far as the tree's budget goes, to a file for `restore`. Returns its
+        tokens. Requests run on while it is written. Raises `TsggError`; a file of that name then stays as it was."""
+        binding, nodes = self.call(self._taken)
+        file.write(path, binding, nodes)
+        return sum(len(node.tokens) for node in nodes)
+
+    def restore(self, path: str | os.PathLike[str]) -> int:
+        """Puts what `save` wrote into the prefix tree, as far as its budget goes. Returns the tokens that came back.
+
+        Raises `TsggError` for a file that is damaged, or of another model, cache, build or machine: nothing is used of it.
+        """
+        binding = self.call(lambda: fingerprint(self.model, self.cache.rows))
+        tree = self.cache.tree
+        nodes = file.read(path, binding, self.cache.rows, self.model.vocab_size, tree.budget)
+        return self.call(lambda: records.put(tree, nodes))
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -360,6 +380,10 @@ class Engine:
         if request in serving and all(other.cancelled for other in serving):
             self.model.interrupt()  # nobody wants what is being computed
         self._wake.set()
+
+    def _taken(self) -> tuple[dict[str, str], list[records.Record]]:
+        self.cache.save_slots([r.sequence for r in self.scheduler.running if r.sequence])
+        return fingerprint(self.model, self.cache.rows), records.taken(self.cache.tree)
 
     def _update(self, options: SpeculationOptions) -> str:
         report = self.planner.describe(options)

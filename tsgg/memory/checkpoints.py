@@ -67,6 +67,11 @@ class Checkpoints:
         """Makes the state after `length` tokens the live one again: one of `lengths`."""
         self._copy(slot, self._entries.index(_Entry(slot, length)), save=False)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each run of a state."""
+        return tuple(self._bytes.values())
+
     def read(self, slot: int, length: int | None) -> tuple[NDArray[np.uint8], ...]:
         """The slot's live state, or that after `length` tokens, one of `lengths`: a run of bytes for each tensor."""
         tensors = self._live if length is None else self._pool

@@ -9,6 +9,7 @@ copied as they lie, so a sequence that is put back goes on as the one that was t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,34 @@ class RowCopies:
             return False
         return length <= state.length and self._memory.reachable(length, state.highest)
 
+    # -- cells and states from elsewhere -------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> str:
+        """Shapes of all that is copied: equal for two memories of one model where cells and states of one fit the other."""
+        rings = (f"{lane.layout} of {cells}" for cells, lane in self._rings)
+        parts = [*(lane.layout for lane in self._lanes), *rings, *(f"state of {size}" for size in self._state_sizes)]
+        return ", ".join(f"{count} x {part}" for part, count in Counter(parts).items())
+
+    def state_bytes(self, highest: int) -> int:
+        """Of a state whose rings were written up to `highest`."""
+        rings = sum(min(cells, highest) * lane.row_bytes for cells, lane in self._rings)
+        return rings + sum(self._state_sizes)
+
+    def new_cells(self, count: int) -> Cells:
+        """Memory for `count` positions, to be filled: not initialized."""
+        return Cells(count, tuple(lane.new(count) for lane in self._lanes), tuple(lane.axis for lane in self._lanes))
+
+    def new_state(self, length: int, highest: int) -> State:
+        """Memory for a state, to be filled."""
+        rings = tuple(lane.new(min(cells, highest)) for cells, lane in self._rings)
+        return State(length, highest, rings, tuple(np.empty(size, np.uint8) for size in self._state_sizes))
+
+    @property
+    def _state_sizes(self) -> tuple[int, ...]:
+        recurrent = self._memory.recurrent
+        return () if recurrent is None else recurrent.checkpoints.sizes
+
     def _check(self, parts: tuple[NDArray[Any], ...], lanes: list[_Lane]) -> None:
         if len(parts) != len(lanes) or not all(map(_Lane.fits, lanes, parts)):
             raise UsageError("these rows are of another model, or of other cache types")
@@ -158,6 +187,17 @@ class _Lane:
             return False
         cells = theirs.pop(self.axis)
         return cells <= ours.pop(self.axis) and theirs == ours
+
+    def new(self, cells: int) -> NDArray[Any]:
+        shape = list(self._shape[1:])
+        shape[self.axis] = cells
+        return np.empty(shape, self._kind)
+
+    @property
+    def layout(self) -> str:
+        shape = [str(size) for size in self._shape[1:]]
+        shape[self.axis] = "cells"
+        return f"{self._kind.name}[{', '.join(shape)}]"
 
     def _runs(self, slot: int, start: int, part: NDArray[Any]) -> Iterator[tuple[Any, int, int]]:
         """A head's rows are one run: (host address, offset in the tensor, bytes). Only the CPU has a transposed cache."""
