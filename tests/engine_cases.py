@@ -51,6 +51,7 @@ class Bench:
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self._folder = case, folder
+        self.saved = folder / "prefixes"
         self.model = self._load(case.slots)
         self._known: dict[Wish, tuple[int, ...]] = {}
         self.options = (*LOOKUPS, *self._head())

@@ -108,7 +108,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(budget=st.sampled_from((0, 60_000, 400_000, 64 << 20)), default=st.integers(0, 9))
     def begin(self, budget: int, default: int) -> None:
         self.engine = SteppedEngine(self.bench.model, self._options(default), budget)
-        self.budget = budget
+        self.budget, self.saved = budget, False
 
     # -- what the world does -----------------------------------------------------------------------------------------
 
@@ -169,6 +169,29 @@ class EngineMachine(RuleBasedStateMachine):
     def all_is_forgotten(self) -> None:
         self.engine.forget()
         self.pinned.clear()
+
+    @rule()
+    def what_memory_holds_is_saved(self) -> None:
+        self.engine.save(self.bench.saved)
+        self.saved = True
+
+    @rule(anew=st.booleans())
+    def what_was_saved_comes_back(self, anew: bool) -> None:
+        """Into the tree as it is now, or in another process: all that run end, and nothing is pinned."""
+        if not self.saved:
+            return
+        if anew:
+            options = self.engine.options
+            self.engine.close()
+            for reader in self.readers:
+                reader.read()
+                assert reader.stream.ended and self._begins(reader)
+            self.readers.clear()
+            self.warming.clear()
+            self.pinned.clear()
+            self.engine = SteppedEngine(self.bench.model, options, self.budget)
+        self.engine.restore(self.bench.saved)
+        self.engine.check_integrity()
 
     @rule(after=st.integers(0, 40))
     def a_forward_is_interrupted(self, after: int) -> None:
@@ -231,10 +254,9 @@ class EngineMachine(RuleBasedStateMachine):
         return busy
 
     def _check(self, reader: Reader) -> None:
-        expected = self.bench.expected(reader.wish, MOST)
-        stream, got = reader.stream, tuple(reader.got)
+        stream, expected = reader.stream, self.bench.expected(reader.wish, MOST)
+        assert self._begins(reader)
         if not stream.ended:
-            assert got == expected[: len(got)]
             return
         reader.read()
         got = tuple(reader.got)
@@ -250,11 +272,15 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             full = len(expected) < reader.wish.tokens
             assert (reason, len(got)) == ("context" if full else "length", len(expected))
-        assert got == expected[: len(got)]
+        assert self._begins(reader)
         if got:
             self.done.append(reader)
         if stream in self.warming:
             self._pin(self.warming.pop(stream))
+
+    def _begins(self, reader: Reader) -> bool:
+        """Whether what was read so far is the beginning of what the request gives alone."""
+        return tuple(reader.got) == self.bench.expected(reader.wish, MOST)[: len(reader.got)]
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
