@@ -214,6 +214,8 @@ class LLM:
         if self.template is None:
             raise UsageError(
                 f"{self.model.file.paths[0].name} has no chat template: use generate() with a plain prompt"
+                if self.tokenizer.has_text
+                else f"{self.model.file.paths[0].name} has no tokenizer: use generate() with token ids"
             )
         keywords_of = dict(template or {})
         self._notices.template(self.template.source(tools, keywords_of.get("chat_template")), tools, enable_thinking)
@@ -308,14 +310,15 @@ class LLM:
         return [Generation(ids, self._sampler(ids, own), self._text_of, i) for i, own in enumerate(each)]
 
     def _sampler(self, ids: list[int], params: SamplingParams) -> RowSampler:
-        text = self.tokenizer.stream()
+        tokenizer, text = self.tokenizer, self.tokenizer.stream()
         return RowSampler(
             params,
             self.model.vocab_size,
             prompt=ids,
-            end_of_generation=self.tokenizer.end_of_generation,
-            suppressed=self.tokenizer.suppressed,
-            decode_step=text.push,
+            end_of_generation=tokenizer.end_of_generation,
+            suppressed=tokenizer.suppressed,
+            stop_tokens={token: stop for stop in params.stop or () for token in tokenizer.control_tokens.get(stop, ())},
+            decode_step=text.push if tokenizer.has_text else None,
             decode_end=text.flush,
             token_limit=self.model.n_ctx - len(ids) + 1,  # the last token need not lie in memory
         )

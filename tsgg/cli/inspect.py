@@ -31,7 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     with Bars() as bars, load(arguments, bars, n_seq=None) as llm:
         exactness = llm.engine.call(lambda: probe_rows(llm.model))
         numbers, lines = _numbers(llm, exactness, arguments), _lines(llm, exactness, arguments)
-        path, tokens = llm.model.file.paths[0], llm.tokenizer.encode(TEXT)[:TOKENS]
+        path = llm.model.file.paths[0]
+        tokens = llm.tokenizer.encode(TEXT)[:TOKENS] if arguments.check_head else []
     if arguments.check_head:
         check = _check_head(str(path), tokens, arguments)
         lines["head check"] = "no draft head in the file" if check is None else str(check)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,14 +46,15 @@ class RowSampler:
         prompt: Sequence[int] = (),
         end_of_generation: Iterable[int] = (),
         suppressed: Iterable[int] = (),
+        stop_tokens: Mapping[int, str] | None = None,
         decode_step: Callable[[int], str] | None = None,
         decode_end: Callable[[], str] | None = None,
         token_limit: int | None = None,
         sample_index: int = 0,
     ) -> None:
         """`prompt`: token ids that penalties and processors see. `end_of_generation`: tokens that end the answer.
-        `suppressed`:
-        tokens that the model's file forbids. `decode_step(token)`: the text that the token completed; `decode_end()`: what
+        `suppressed`: tokens that the model's file forbids. `stop_tokens`: those whose text is a stop string of `params`, and
+        which have no text in an answer. `decode_step(token)`: the text that the token completed; `decode_end()`: what
         the detokenizer still holds. `token_limit`: tokens that the context has room for. `sample_index`: which of several
         answers to the request this is.
 
@@ -82,7 +83,8 @@ class RowSampler:
 
         self._most = math.inf if params.max_tokens is None else params.max_tokens
         self._room = math.inf if token_limit is None else token_limit
-        explicit = frozenset(params.stop_token_ids or ())
+        self._stop_tokens = dict(stop_tokens or {})
+        explicit = frozenset(params.stop_token_ids or ()) | self._stop_tokens.keys()
         ends = frozenset(end_of_generation)
         self._ends = explicit | ends
         biases = dict(params.logit_bias or {})
@@ -191,7 +193,7 @@ class RowSampler:
         loops = self._loop is not None and self._loop.push(token)
         if token in self._ends:
             self.texts.append("")  # an end-of-generation token is not part of the text
-            self.stop_reason = token
+            self.stop_reason = self._stop_tokens.get(token, token)
             self._end("stop")
             return
         piece = self._decode_step(token) if self._decode_step is not None else ""

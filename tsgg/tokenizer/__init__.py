@@ -4,6 +4,7 @@ vocab.py        the vocabulary, checked
 pretokenize.py  regexes by name
 special.py      special tokens in a text
 bpe.py, spm.py  merging, by the `tokenizers` and `sentencepiece` libraries
+absent.py       a file without a tokenizer
 stream.py       text of tokens as they come
 """
 
@@ -15,6 +16,7 @@ from functools import cached_property
 
 from tsgg.errors import ModelFileError, UnsupportedError, UsageError
 from tsgg.gguf import Metadata
+from tsgg.tokenizer.absent import NoText, has_none, no_vocabulary
 from tsgg.tokenizer.bpe import ByteLevelBPE, CharacterBPE
 from tsgg.tokenizer.special import SpecialTokens
 from tsgg.tokenizer.spm import SentencePieceBPE
@@ -29,8 +31,10 @@ KINDS = ("gpt2", "llama", "gemma4")
 class Tokenizer:
     """Text to token ids and back, as the model in the file was trained. Safe to use from several threads."""
 
-    def __init__(self, vocabulary: Vocabulary, merger: ByteLevelBPE | CharacterBPE | SentencePieceBPE) -> None:
+    def __init__(self, vocabulary: Vocabulary, merger: ByteLevelBPE | CharacterBPE | SentencePieceBPE | NoText) -> None:
         self.vocabulary, self._merger = vocabulary, merger
+        self.has_text = not isinstance(merger, NoText)
+        """Whether there are texts at all: without a tokenizer in the file there are ids only."""
         self.kind, self.pre = vocabulary.kind, vocabulary.pre
         self.vocab_size = len(vocabulary.texts)
         special = vocabulary.special
@@ -43,9 +47,13 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Metadata, rows: int = 0) -> Tokenizer:
-        """`rows`: of the model's embedding table, where known: ids behind the tokens are padding.
+        """`rows`: of the model's embedding table, where known: ids behind the tokens are padding. A file without a tokenizer
+        has a token for each, none with a text: encoding and decoding raise `UsageError` then.
 
-        Raises `UnsupportedError` for a tokenizer or pre-tokenizer that is not implemented, `ModelFileError`."""
+        Raises `UnsupportedError` for a tokenizer or pre-tokenizer that is not implemented, `ModelFileError`.
+        """
+        if has_none(metadata):
+            return cls(no_vocabulary(metadata, rows), NoText())
         kind = metadata.get_str("tokenizer.ggml.model")
         if kind not in KINDS:
             raise UnsupportedError(f"tokenizer.ggml.model is {kind!r}, implemented are {', '.join(KINDS)}")
@@ -66,6 +74,7 @@ class Tokenizer:
 
         Raises `UsageError` for text that is not valid Unicode (lone surrogates).
         """
+        self._check_text()
         if not text.isascii() and re.search("[\ud800-\udfff]", text):
             raise UsageError("the text holds lone surrogates: it is not valid Unicode, decode it properly first")
         ids: list[int] = []
@@ -85,6 +94,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of tokens; bytes that are no character become U+FFFD. The space that `encode` put in front is taken off."""
+        self._check_text()
         text = self.decode_bytes(ids, skip_special).decode("utf-8", "replace")
         return text[1:] if self.vocabulary.add_space_prefix and text.startswith(" ") else text
 
@@ -115,6 +125,15 @@ class Tokenizer:
         """Whether a token is a control mark, not text."""
         return self.vocabulary.types[token] in (CONTROL, UNKNOWN)
 
+    @cached_property
+    def control_tokens(self) -> dict[str, list[int]]:
+        """Tokens that have no text in an answer, by the text that the file gives them."""
+        found: dict[str, list[int]] = {}
+        for token, (text, kind) in enumerate(zip(self.vocabulary.texts, self.vocabulary.types, strict=True)):
+            if kind in (CONTROL, UNKNOWN):
+                found.setdefault(text, []).append(token)
+        return found
+
     def stream(self, skip_special: bool = True) -> StreamDecoder:
         """A decoder for tokens as they are generated; control tokens have no text unless asked for."""
 
@@ -122,6 +141,10 @@ class Tokenizer:
             return b"" if skip_special and self.is_special(token) else self.token_bytes(token)
 
         return StreamDecoder(visible)
+
+    def _check_text(self) -> None:
+        if not self.has_text:
+            raise UsageError("the file has no tokenizer: give and take token ids, texts and chat need one")
 
     @cached_property
     def _special(self) -> SpecialTokens:

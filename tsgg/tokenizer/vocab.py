@@ -104,7 +104,7 @@ def read_vocabulary(metadata: Metadata, rows: int = 0) -> Vocabulary:
     kind = metadata.get_str("tokenizer.ggml.model")
     _check_bytes(texts, types)
     pre = metadata.get_str("tokenizer.ggml.pre", "")
-    special = {name: _special(metadata, name, key, count) for name, key in _SPECIAL_KEYS.items()}
+    special = {name: named_token(metadata, key, count) for name, key in _SPECIAL_KEYS.items()}
     if kind == "llama":  # SentencePiece's defaults
         for name, default in (("bos", 1), ("eos", 2), ("unk", 0)):
             if f"tokenizer.ggml.{_SPECIAL_KEYS[name]}" not in metadata and default < count:
@@ -161,7 +161,8 @@ _EOT_TEXTS = (
 )  # fmt: skip
 
 
-def _special(metadata: Metadata, name: str, key: str, count: int) -> int | None:
+def named_token(metadata: Metadata, key: str, count: int) -> int | None:
+    """The token that `tokenizer.ggml.<key>` names. Raises `ModelFileError` for one outside a vocabulary of `count`."""
     full = f"tokenizer.ggml.{key}"
     if full not in metadata:
         return None
@@ -192,7 +193,7 @@ def _ends(metadata: Metadata, ids: dict[str, int], special: dict[str, int | None
     ends = {special["eos"], special["eot"], special["eom"]}
     ends |= {ids[text] for text in END_TEXTS if text in ids}
     for key, texts in zip(MIDDLE_KEYS, MIDDLE_TEXTS, strict=True):
-        token = _special(metadata, key, key, count)
+        token = named_token(metadata, key, count)
         if token is None:
             token = min((ids[text] for text in texts if text in ids), default=None)
         ends.add(token)
