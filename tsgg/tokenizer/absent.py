@@ -26,7 +26,6 @@ def has_none(metadata: Metadata) -> bool:
 
 def no_vocabulary(metadata: Metadata, rows: int) -> Vocabulary:
     """`rows` tokens without a text; of marks only the end, where the file names it."""
-    special = {name: None for name in ("bos", "eot", "eom", "unk", "pad")}
     eos = named_token(metadata, "eos_token_id", rows)
     return Vocabulary(
         kind="none",
@@ -35,7 +34,7 @@ def no_vocabulary(metadata: Metadata, rows: int) -> Vocabulary:
         types=[1] * rows,
         scores=[],
         ids={},
-        special=special | {"eos": eos},
+        special=dict.fromkeys(("bos", "eot", "eom", "unk", "pad")) | {"eos": eos},
         end_of_generation=frozenset() if eos is None else frozenset({eos}),
         suppressed=frozenset(),
         add_bos=False,
