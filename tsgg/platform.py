@@ -32,6 +32,15 @@ def resident_memory() -> int | None:
     return None
 
 
+def state_folder() -> Path:
+    """Where the user's programs keep what they remember."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+
+
 def huge_pages() -> bool:
     """Whether the system hands out huge pages to memory that asks for them (Linux)."""
     return "[always]" in (modes := _read("/sys/kernel/mm/transparent_hugepage/enabled")) or "[madvise]" in modes

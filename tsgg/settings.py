@@ -28,6 +28,7 @@ class Settings:
     graph_budget: int = 256 << 20  # TS_GRAPH_BUDGET_MB: bytes of compute buffers that cached graphs may hold
     ngram_debug: bool = False  # TS_NGRAM_DEBUG=1: the n-gram drafter logs why it is silent
     cache_dir: str | None = None  # TSGG_CACHE: folder of pulled models instead of the platform's cache folder
+    history: str | None = None  # TSGG_HISTORY: file of what was typed in a chat; empty: it is not kept
     spec: Mapping[str, str] = field(default_factory=dict)  # TS_SPEC_*: speculation options as text
 
     @classmethod
@@ -46,6 +47,7 @@ class Settings:
             graph_budget=_megabytes(environment, "TS_GRAPH_BUDGET_MB", 256),
             ngram_debug=_flag(environment, "TS_NGRAM_DEBUG", False),
             cache_dir=environment.get("TSGG_CACHE") or None,
+            history=environment.get("TSGG_HISTORY"),
             spec={name: value for name, value in environment.items() if name.startswith("TS_SPEC")},
         )
 

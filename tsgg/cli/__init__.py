@@ -8,6 +8,10 @@ parser.py       flags and what may have been meant
 arguments.py    flags that several commands share
 texts.py        prompts from flags, files and standard input
 loading.py      the model that the flags name
+writer.py       text of a model, safe and styled on a terminal
+bars.py         progress
+
+A chat is chat.py, over conversation.py (messages), talk.py (turns as they are shown), chat_commands.py and editor.py (input).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -87,12 +88,21 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_statistics(parser: argparse.ArgumentParser) -> None:
+def add_display(parser: argparse.ArgumentParser) -> None:
+    """What is shown beside the answer."""
+    parser.add_argument(
+        "--show-drafts", action="store_true", help="colour the tokens that a drafter guessed (on a terminal)"
+    )
     switch = parser.add_mutually_exclusive_group()
     switch.add_argument(
         "--stats", dest="stats", action="store_true", default=None, help="statistics on stderr [on a terminal]"
     )
     switch.add_argument("--no-stats", dest="stats", action="store_false", help="no statistics")
+
+
+def wants_statistics(arguments: argparse.Namespace) -> bool:
+    """As the flags say, else where somebody looks."""
+    return bool(sys.stderr.isatty() if arguments.stats is None else arguments.stats)
 
 
 SAMPLING = (

@@ -1,98 +1,78 @@
-"""`tsgg chat`: a conversation in the terminal."""
+"""`tsgg chat`: a conversation in the terminal, or over the lines of a pipe."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from collections.abc import Callable
 
-from tsgg.cli.arguments import add_model, add_sampling, print_json, sampling
+from tsgg.cli.arguments import add_display, add_model, add_sampling, sampling, text_of, wants_statistics
 from tsgg.cli.bars import Bars
+from tsgg.cli.chat_commands import Commands
+from tsgg.cli.conversation import Conversation
 from tsgg.cli.loading import load
-from tsgg.errors import ContextFullError
-from tsgg.llm import LLM
+from tsgg.cli.shell import MENDABLE, complain
+from tsgg.cli.talk import Talk
+from tsgg.cli.texts import read_prompt
+from tsgg.errors import TsggError, UsageError
 
 HELP = "talk to a model; the conversation is kept between turns"
-COMMANDS = """/help    this list
-/new     forget the conversation
-/stats   what the last turn did
-/quit    leave (or end of input)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="ask once and leave")
-    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="ask once and leave; - reads standard input")
+    parser.add_argument("-f", "--file", metavar="PATH", help="ask what a file says and leave")
+    parser.add_argument("-sys", "--system", "--system-prompt", metavar="TEXT", help="system message")
     thinking = parser.add_mutually_exclusive_group()
     thinking.add_argument("--think", dest="think", action="store_true", default=None, help="ask the template to think")
     thinking.add_argument("--no-think", dest="think", action="store_false", help="ask the template not to think")
+    add_display(parser)
     add_model(parser)
     add_sampling(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    params = sampling(arguments)
+    params, once, system = sampling(arguments), None, None
+    if arguments.prompt is not None or arguments.file is not None:
+        once = text_of(arguments, read_prompt(arguments.prompt, arguments.file), "the prompt")
+    if arguments.system is not None:
+        system = text_of(arguments, arguments.system, "the system message")
     with Bars() as bars, load(arguments, bars) as llm:
-        conversation = Conversation(llm, params, arguments.system, arguments.think)
-        if arguments.prompt is not None:
-            conversation.ask(arguments.prompt, arguments.json)
+        if llm.template is None:
+            raise UsageError(f"{llm.model.file.paths[0].name} has no chat template: use tsgg generate")
+        conversation = Conversation(llm, params, system, arguments.think)
+        talk = Talk(conversation, bars, wants_statistics(arguments), arguments.show_drafts, arguments.json)
+        if once is not None:
+            talk.ask(once)
             return 0
-        print(f"{llm!r}\n/help lists the commands", file=sys.stderr)
-        while (line := _read()) is not None:
-            if line in ("/quit", "/exit"):
-                break
-            if line.startswith("/"):
-                conversation.command(line)
-            elif line:
-                conversation.ask(line, arguments.json)
-    return 0
+        from tsgg.cli.editor import reader  # prompt_toolkit is loaded only where somebody types
+
+        commands = Commands(talk)
+        read = reader(commands.words)
+        if sys.stdin.isatty():
+            talk.notes.line(
+                "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer; /help lists the commands"
+            )
+        return _loop(read, commands)
 
 
-class Conversation:
-    """Messages so far; a turn that fails or is interrupted leaves them as they were."""
+def _loop(read: Callable[[], str | None], commands: Commands) -> int:
+    """Until the end of input, or /quit. An error is one line, and the conversation goes on as if nothing had been asked.
 
-    def __init__(self, llm: LLM, params: dict[str, Any], system: str | None, think: bool | None) -> None:
-        self.llm, self.params, self.think = llm, params, think
-        self.opening: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
-        self.messages = list(self.opening)
-
-    def ask(self, text: str, as_json: bool) -> None:
-        messages = [*self.messages, {"role": "user", "content": text}]
-        if as_json:
-            result = self.llm.chat(messages, self.params, enable_thinking=self.think)
-            print_json(result)
-            answer = result.content
-        else:
-            answer = self._stream(messages)
-        self.messages = [*messages, {"role": "assistant", "content": answer}]
-
-    def command(self, line: str) -> None:
-        if line == "/new":
-            self.messages = list(self.opening)
-        elif line == "/stats" and self.llm.last is not None:
-            print(self.llm.last.statistics(), file=sys.stderr)
-        else:
-            print(COMMANDS, file=sys.stderr)
-
-    def _stream(self, messages: list[dict[str, Any]]) -> str:
-        parts = []
+    Status 2 where that happened to a line of a pipe, which nobody could repeat.
+    """
+    terminal, failed, notes = sys.stdin.isatty(), False, commands.talk.notes
+    while True:
+        text = None
         try:
-            for chunk in self.llm.chat(messages, self.params, stream=True, enable_thinking=self.think):
-                parts.append(chunk.content)
-                sys.stdout.write(chunk.reasoning_content + chunk.content)
-                sys.stdout.flush()
-        except KeyboardInterrupt:  # the turn ends here, the conversation goes on
-            print(file=sys.stderr)
-        except ContextFullError as error:
-            raise ContextFullError(f"{error} (or type /new)") from error
-        print()
-        if self.llm.last is not None:
-            print(self.llm.last.statistics(), file=sys.stderr)
-        return "".join(parts)
-
-
-def _read() -> str | None:
-    """One line of input, or None at its end."""
-    try:
-        return input("> " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return None
+            text = read()
+            if text is None or not commands.take(text):
+                break
+        except TsggError as error:
+            complain(str(error))
+            failed = True
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            notes.line("(Ctrl-D or /quit leaves)" if text is None else "(stopped: this turn is dropped)", "dim")
+    return MENDABLE if failed and not terminal else 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tsgg.cli.arguments import add_model, add_sampling, add_statistics, print_json, sampling, text_of
+from tsgg.cli.arguments import add_display, add_model, add_sampling, print_json, sampling, text_of, wants_statistics
 from tsgg.cli.bars import Bars
 from tsgg.cli.loading import load, say
 from tsgg.cli.logprobs import table
 from tsgg.cli.texts import read_prompt
+from tsgg.cli.writer import Writer, write_chunks
 
 HELP = "continue a text and say what speculation did"
 
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue; - reads standard input")
     parser.add_argument("-f", "--file", metavar="PATH", help="read the prompt from a file")
     parser.add_argument("--profile", action="store_true", help="where the time of forwards went, on stderr")
-    add_statistics(parser)
+    add_display(parser)
     add_model(parser)
     add_sampling(parser)
 
@@ -31,14 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
             print_json(llm.generate(prompt, params))
             return 0
         profile = llm.model.profile() if arguments.profile else None
-        for chunk in llm.stream(prompt, params):
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-        print(flush=True)
+        write_chunks(llm.stream(prompt, params), Writer(sys.stdout), arguments.show_drafts)
         assert llm.last is not None
         if llm.last.logprobs:
             say(table(llm.last.logprobs, llm.tokenizer))
-        if sys.stderr.isatty() if arguments.stats is None else arguments.stats:
+        if wants_statistics(arguments):
             say(llm.last.statistics())
         if profile is not None:
             say(profile.report())

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+log = logging.getLogger("tsgg.cli")
+
 
 @contextmanager
 def logged(verbose: bool) -> Iterator[None]:

@@ -20,13 +20,13 @@ def read_prompt(text: str | None, file: str | None = None) -> str:
     if (text is None) == (file is None):
         raise UsageError("give one prompt: -p TEXT, -p - for standard input, or -f FILE")
     if file == "-" or text == "-":
-        return _decoded(read_stdin(), "standard input")
+        return decoded(read_stdin(), "standard input")
     if file is not None:
         try:
             data = Path(file).read_bytes()
         except OSError as error:
             raise UsageError(f"prompt file {file}: {error.strerror or error}") from error
-        return _decoded(data, f"prompt file {file}")
+        return decoded(data, f"prompt file {file}")
     return checked(str(text), "the prompt")
 
 
@@ -63,7 +63,8 @@ def _unescaped(code: str) -> str:
     return _NAMED.get(code, f"\\{code}")
 
 
-def _decoded(data: bytes, what: str) -> str:
+def decoded(data: bytes, what: str) -> str:
+    """UTF-8 without one line break at its end; raises `UsageError`."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
