@@ -57,12 +57,17 @@ class Bench:
         self.options = (*LOOKUPS, *self._head())
 
     @cached_property
+    def second(self) -> Model:
+        """The same file loaded again, as another process would."""
+        return self._load(self.case.slots)
+
+    @cached_property
     def _lone(self) -> Model:
         return self._load(1)
 
     def close(self) -> None:
-        self.model.close()
-        self._lone.close()
+        for model in (self.model, self.second, self._lone):
+            model.close()
 
     def expected(self, wish: Wish, most: int) -> tuple[int, ...]:
         """The stream of the wish alone: of `most` tokens computed once, of which fewer are the beginning."""
@@ -71,15 +76,15 @@ class Bench:
             self._known[longest] = alone(self._lone, longest)
         return self._known[longest][: wish.tokens]
 
-    def differences(self, sequence: Sequence) -> list[str]:
-        """Cache tensors in which a slot of the engine's model differs from a slot that read the same tokens alone."""
+    def differences(self, model: Model, sequence: Sequence) -> list[str]:
+        """Cache tensors in which a slot of an engine's model differs from a slot that read the same tokens alone."""
         fresh = self._lone.new_sequence()
         for start in range(0, sequence.length, LARGEST_RUN):
             chunk = sequence.tokens[start : start + LARGEST_RUN]
             self._lone.forward(Batch((fresh,), np.array([chunk], np.int32), Want("last")))
             fresh.commit(len(chunk))
         try:
-            return differing_cells(self.model, sequence, fresh, self._lone)
+            return differing_cells(model, sequence, fresh, self._lone)
         finally:
             self._lone.release(fresh)
 

@@ -189,8 +189,24 @@ class EngineMachine(RuleBasedStateMachine):
             self.readers.clear()
             self.warming.clear()
             self.pinned.clear()
-            self.engine = SteppedEngine(self.bench.model, options, self.budget)
+            self.engine = SteppedEngine(self.engine.model, options, self.budget)
         self.engine.restore(self.bench.saved)
+        self.engine.check_integrity()
+
+    @rule()
+    def another_engine_goes_on(self) -> None:
+        """Over the same file loaded again, with all that the last one held once nobody waited for it."""
+        self._wait_for_all()
+        last, bench = self.engine, self.bench
+        saved = last.save(bench.saved)
+        self.saved = True
+        last.close()
+        self.pinned.clear()
+        other = bench.second if last.model is bench.model else bench.model
+        self.engine = SteppedEngine(other, last.options, self.budget)
+        restored = self.engine.restore(bench.saved)
+        if last.cache.tree.nbytes <= self.budget:  # what was pinned may be more
+            assert restored == saved == len(self.engine.cache.tree)
         self.engine.check_integrity()
 
     @rule(after=st.integers(0, 40))
@@ -224,16 +240,11 @@ class EngineMachine(RuleBasedStateMachine):
             return
         engine = self.engine
         try:
-            for _ in range(10_000):
-                for reader in self.readers:
-                    reader.slow = False
-                if not self._step() and not self.readers:
-                    break
-            assert not self.readers, "somebody waits for ever"
+            self._wait_for_all()
             assert not engine._requests and not engine.scheduler.running and not engine.scheduler.waiting
             assert len(engine.cache.idle) == self.bench.case.slots
             longest = max(engine.cache.idle, key=lambda sequence: sequence.length)
-            assert not self.bench.differences(longest)
+            assert not self.bench.differences(engine.model, longest)
             for beginning in list(self.pinned):
                 engine.cool(beginning)
             assert engine.cache.tree.nbytes <= self.budget
@@ -241,6 +252,14 @@ class EngineMachine(RuleBasedStateMachine):
             assert engine.cache.tree.nbytes == len(engine.cache.tree) == 0
         finally:
             engine.close()
+
+    def _wait_for_all(self) -> None:
+        for _ in range(10_000):
+            for reader in self.readers:
+                reader.slow = False
+            if not self._step() and not self.readers:
+                break
+        assert not self.readers, "somebody waits for ever"
 
     def _step(self) -> bool:
         busy = self.engine.turn_once()
