@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.chat_models import write_chat_model
 from tests.engine_requests import DRAFTING, KINDS, PLAIN, CheckedEngine, Wish, alone, engine, text, tokens_of, write
 from tests.test_exact_rows import CACHES
 from tests.tiny_models import TinyLlama, write_tiny
+from tsgg import LLM
 from tsgg.engine import file
 from tsgg.errors import TsggError, UsageError
 from tsgg.fingerprint import fingerprint
@@ -181,7 +183,7 @@ def test_a_file_that_was_replaced_while_it_is_loaded_does_not_count(saved: Path)
 @pytest.mark.parametrize("types", CACHES[1:], ids="/".join)
 def test_rows_of_other_cache_types_are_refused(saved: Path, types: tuple[str, str]) -> None:
     running = load(saved.parent / "llama.gguf", cache_type_k=types[0], cache_type_v=types[1])
-    refused(running, saved, "another types of caches")
+    refused(running, saved, "another cache type")
 
 
 def test_every_part_of_the_fingerprint_binds(saved: Path) -> None:
@@ -212,7 +214,7 @@ def test_what_changes_the_bits_of_a_cell_changes_the_fingerprint(
         assert [name for name in plain if found[name] != plain[name]] in (
             ["choice of repacked weights"],
             ["TS_PAIR_ROWS"],
-            ["layout of caches"],
+            ["cache layout"],
         )
         monkeypatch.undo()
 
@@ -225,3 +227,15 @@ def test_the_engines_own_thread_and_a_closed_engine_are_refused(saved: Path) -> 
     for function in (running.save, running.restore):
         with pytest.raises(TsggError, match="closed"):
             function(saved)
+
+
+def test_an_llm_saves_and_brings_back(tmp_path: Path) -> None:
+    path, prompt = write_chat_model(tmp_path / "tiny.gguf"), "the hell " * 20
+    with LLM(path, n_ctx=256) as llm:
+        first = llm.generate(prompt, temperature=0, max_tokens=20)
+        saved = llm.save_cache(tmp_path / "saved")
+    with LLM(path, n_ctx=256) as llm:
+        assert llm.restore_cache(str(tmp_path / "saved")) == saved
+        again = llm.generate(prompt, temperature=0, max_tokens=20)
+    assert again.tokens == first.tokens
+    assert again.usage.cached_tokens == again.usage.prompt_tokens - 1 >= 32

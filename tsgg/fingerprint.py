@@ -30,8 +30,8 @@ def fingerprint(model: Model, rows: RowCopies) -> dict[str, str]:
     return {
         "model file": _model_file(model),
         "architecture": model.arch.name,
-        "types of caches": _cache_types(model),
-        "layout of caches": rows.layout,
+        "cache type": _cache_types(model),
+        "cache layout": rows.layout,
         "device": f"{model.device.name} ({model.device.description})",
         "processor": ", ".join(f"{name}={value}" for name, value in sorted(library.cpu_features().items())),
         "build of ggml": f"{library.GGML_VERSION} {library.variant} {_extension()}",
