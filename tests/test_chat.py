@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.tiny_vocab import byte_level_metadata
-from tsgg.chat import CHANNEL, ChatPrompt, ChatTemplate, ReasoningSplitter
+from tsgg.chat import ChatPrompt, ChatTemplate
 from tsgg.errors import ModelFileError, TsggError, UsageError
 from tsgg.gguf import Metadata, read_gguf
 from tsgg.tokenizer import Tokenizer
@@ -123,58 +123,6 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
 def test_messages_of_the_wrong_shape_are_usage_errors(messages: object) -> None:
     with pytest.raises(UsageError):
         ChatTemplate("x").render(messages)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "answer", "content", "reasoning"),
-    [
-        ("", "plain < text", "plain < text", ""),
-        ("", "<think>\nwhy\n</think>\n\nso", "so", "why"),
-        ("assistant\n<think>\n", "why\nnot</think>so", "so", "why\nnot"),
-        ("", "a <think>b</think>", "a <think>b</think>", ""),
-        ("", "<think>never closed </thin", "", "never closed </thin"),
-        ("", "<thi", "<thi", ""),
-        ("", "\n<think>a</think>b", "b", "a"),
-    ],
-)
-def test_reasoning_is_split_the_same_whatever_the_pieces(
-    prompt: str, answer: str, content: str, reasoning: str
-) -> None:
-    for size in (1, 2, 3, 7, len(answer)):
-        splitter = ReasoningSplitter(prompt)
-        pieces = [splitter.push(answer[i : i + size]) for i in range(0, len(answer), size)]
-        pieces.append(splitter.flush())
-        assert "".join(piece[0] for piece in pieces) == content
-        assert "".join(piece[1] for piece in pieces) == reasoning
-
-
-@pytest.mark.parametrize(
-    ("prompt", "answer", "content", "reasoning"),
-    [
-        ("<|turn>model\n", "<|channel>thought\nwhy\nnot<channel|>so", "so", "why\nnot"),
-        ("<|turn>model\n", "so, plainly", "so, plainly", ""),
-        ("<|turn>model\n", "<|channel>thought\n<channel|>so", "so", ""),
-        ("<|turn>model\n<|channel>thought\n<channel|>", "so", "so", ""),
-        ("<|turn>model\n<|channel>thought\n", "why<channel|>so", "so", "why"),
-        ("", "<|channel>thought\nwhy<channel|>so<channel|>", "so", "why"),  # stray tags
-        ("", "<channel|>so<|channel>", "so", ""),
-        ("", "<|channel>why<channel|>so", "so", "why"),  # without the channel's name
-        ("", "<|channel>thoughtful<channel|>so", "so", "ful"),
-        ("", "<|channel>thought\na<channel|>b <|channel>thought\nc<channel|>d", "b d", "ac"),
-        ("", "<|channel>thought\nnever closed <chann", "", "never closed <chann"),
-        ("", "a < b <| c <channel", "a < b <| c <channel", ""),
-        ("", "\n<|channel>thought\nwhy\n\n<channel|>\n\nso\n", "so\n", "why"),
-    ],
-)
-def test_thought_channels_are_split_the_same_whatever_the_pieces(
-    prompt: str, answer: str, content: str, reasoning: str
-) -> None:
-    for size in (1, 2, 3, 7, len(answer)):
-        splitter = ReasoningSplitter(prompt, CHANNEL)
-        pieces = [splitter.push(answer[i : i + size]) for i in range(0, len(answer), size)]
-        pieces.append(splitter.flush())
-        assert "".join(piece[0] for piece in pieces) == content, size
-        assert "".join(piece[1] for piece in pieces) == reasoning, size
 
 
 GEMMA4 = (

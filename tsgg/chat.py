@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from jinja2.exceptions import SecurityError
 
-from tsgg.conversation.guard import Marks, changed, choose_seam, texts_of
+from tsgg.conversation.guard import Marks, changed, texts_of, unused_character
 from tsgg.conversation.messages import Arguments, adapt, asks_adapting, read_messages, read_tools
 from tsgg.conversation.reasoning import CHANNEL, THINK, ReasoningSplitter, Tags
 from tsgg.conversation.sandbox import SEAM, compile_template
@@ -24,11 +24,15 @@ DEFAULT, TOOL_USE = "default", "tool_use"  # names of a file's templates
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A rendered conversation. `seamed` holds a `seam` where a message has a control token's text: see guard.py."""
+    """A rendered conversation. `seamed` holds a `seam` where a message has a control token's text: see guard.py.
+
+    `begun` is the assistant's message that the answer goes on with, where the conversation ends with one.
+    """
 
     seamed: str
     seam: str = ""
     tags: Tags = THINK
+    begun: str = ""
 
     @property
     def text(self) -> str:
@@ -71,11 +75,15 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool | None = None,
         enable_thinking: bool | None = None,
         chat_template: str | None = None,
         **keywords: Any,
     ) -> ChatPrompt:
         """The prompt for a conversation; keywords reach the template as they are.
+
+        A conversation that ends with an assistant's text is continued there: the prompt ends with that text, unless
+        `continue_final_message` is False.
 
         `chat_template` names one of the file's templates; without it tools ask for the one called tool_use, where there is
         one. Arguments of tool calls may be mappings or JSON texts: the template gets what it reads.
@@ -90,17 +98,19 @@ class ChatTemplate:
         given: dict[str, Any] = {"tools": None if tools is None else read_tools(tools), **keywords}
         if enable_thinking is not None:
             given["enable_thinking"] = enable_thinking
-        given |= {"messages": read}
+        given["messages"] = read
         fixed = {"add_generation_prompt": add_generation_prompt, **self._special_texts}
-        texts = set(texts_of(given))
-        if not self._marks.may_come_of(texts):
-            return ChatPrompt(template.render(given | fixed), tags=template.tags)
-        seam = choose_seam({*texts, template.source})
-        return ChatPrompt(self._guarded(template, given, fixed | {SEAM: seam}, seam), seam, template.tags)
+        if _continues(read[-1], add_generation_prompt, continue_final_message):
+            return self._continued(template, given, fixed | {"add_generation_prompt": False})
+        seamed, seam = self._guarded(template, given, fixed)
+        return ChatPrompt(seamed, seam, template.tags)
 
     def splitter(self, prompt: ChatPrompt) -> ReasoningSplitter:
         """Splits the answer to a prompt, by the tags that its template knows."""
-        return ReasoningSplitter(prompt.text, prompt.tags)
+        text, begun = prompt.text, prompt.begun
+        if begun:
+            text = text.removesuffix(begun.lstrip()) if text.endswith(begun.lstrip()) else ""
+        return ReasoningSplitter(text, prompt.tags, begun)
 
     def encode(self, tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
         """Token ids of a prompt; the BOS of the template is not doubled by the tokenizer's own."""
@@ -120,12 +130,36 @@ class ChatTemplate:
             )
         return self._templates[name]
 
-    def _guarded(self, template: _Template, given: dict[str, Any], fixed: dict[str, Any], seam: str) -> str:
-        """The rendered text, in which marks are the template's alone: see guard.py."""
-        marks = self._marks
+    def _continued(self, template: _Template, given: dict[str, Any], fixed: dict[str, Any]) -> ChatPrompt:
+        """The prompt up to the end of the last message, wherever the template has put it."""
+        *before, last = given["messages"]
+        begun = last["content"] or ""
+        end = unused_character({*texts_of(given), template.source})
+        given = given | {"messages": [*before, last | {"content": begun + end}]}
+        seamed, seam = self._guarded(template, given, fixed)
+        prompt, found, _ = seamed.rpartition(end)
+        if not found:
+            raise UsageError("the chat template does not show the last message to its end: it cannot be continued")
+        return ChatPrompt(prompt, seam, template.tags, begun)
+
+    def _guarded(self, template: _Template, given: dict[str, Any], fixed: dict[str, Any]) -> tuple[str, str]:
+        """The rendered text, in which marks are the template's alone, and the seam in it: see guard.py."""
+        marks, texts = self._marks, set(texts_of(given))
+        if not marks.may_come_of(texts):
+            return template.render(given | fixed), ""
+        seam = unused_character({*texts, template.source})
+        fixed = fixed | {SEAM: seam}
         text = template.render(changed(given, lambda text: marks.with_seams(text, seam)) | fixed)
         other = template.render(changed(given, lambda text: marks.with_all_seams(text, seam)) | fixed)
-        return text if marks.of(text) == marks.of(other) else other
+        return text if marks.of(text) == marks.of(other) else other, seam
+
+
+def _continues(last: dict[str, Any], asked: bool, told: bool | None) -> bool:
+    """Whether the answer goes on with the last message. Raises `UsageError` where it cannot."""
+    may = last["role"] == "assistant" and "tool_calls" not in last
+    if told and not may:
+        raise UsageError("continue_final_message: the last message is not the text of an assistant")
+    return may and asked if told is None else told
 
 
 class _Template:

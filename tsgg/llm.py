@@ -205,11 +205,12 @@ class LLM:
         speculation: object = ...,
         **keywords: Unpack[SamplingKeywords],
     ) -> ChatResult | Iterator[ChatChunk]:
-        """The assistant's turn after `messages` ({"role", "content"} each), by the file's chat template.
+        """The assistant's turn after `messages` ({"role", "content"} each), by the file's chat template; where the last of
+        them is an assistant's, what follows its text.
 
         `tools`, `enable_thinking` and the entries of `template` reach the template; `chat_template` among them names one of
-        several in the file. No text in a message becomes a control token. Tool calls in the answer
-        are not parsed. What stands in reasoning tags is `reasoning_content`. Raises `UsageError` for a model without a template.
+        several in the file. No text in a message becomes a control token. Tool calls in the answer are not parsed. What
+        stands in reasoning tags is `reasoning_content`. Raises `UsageError` for a model without a template.
         """
         if self.template is None:
             raise UsageError(
@@ -364,8 +365,7 @@ class LLM:
 
 def _turn(result: GenerationResult, splitter: ReasoningSplitter) -> ChatResult:
     """One answer as an assistant's turn."""
-    parts = splitter.push(result.text), splitter.flush()
-    content, reasoning = ("".join(part) for part in zip(*parts, strict=True))
+    content, reasoning = splitter.whole(result.text)
     return ChatResult("assistant", content, reasoning or None, result)
 
 

@@ -20,7 +20,7 @@ from tsgg.tokenizer.special import SpecialTokens
 Change = Callable[[str], str]
 
 # Hieroglyphs and rare ideographs: `repr` shows them as they are, and they have no case.
-_SEAMS = (*range(0x13000, 0x1342F), *range(0x20000, 0x2A6D7))
+_RARE = (*range(0x13000, 0x1342F), *range(0x20000, 0x2A6D7))
 _PLAIN = re.compile(r"[\w\s.,:;-]")  # no sign: texts and names are full of them
 
 
@@ -51,10 +51,10 @@ class Marks:
         return self._signs.sub(rf"{seam}\1{seam}", text)
 
 
-def choose_seam(texts: Iterable[str]) -> str:
+def unused_character(texts: Iterable[str]) -> str:
     """A character that stands in none of `texts`."""
     used = set(chain.from_iterable(texts))
-    return next(chr(code) for code in _SEAMS if chr(code) not in used)
+    return next(chr(code) for code in _RARE if chr(code) not in used)
 
 
 def texts_of(value: object) -> Iterator[str]:
