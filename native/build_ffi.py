@@ -16,6 +16,7 @@ PREAMBLE = """
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "helpers.h"
+#include "tiles.h"
 """
 
 

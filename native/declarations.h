@@ -275,3 +275,9 @@ void tsgg_fill_positions(int32_t * positions, int64_t rows, int64_t sequences, c
 void tsgg_fill_cells(int64_t * cells, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first);
 void tsgg_fill_elements(int64_t * elements, int64_t width, int64_t capacity, int64_t rows, int64_t sequences, const int32_t * first);
 void tsgg_huge_pages(void * memory, size_t bytes);
+// tiles.h
+#define TSGG_TILE_ROWS ...
+#define TSGG_TILE_COLUMNS ...
+_Bool tsgg_tiles_run(void);
+void tsgg_tile_q4_1(const void * matrix, void * tiles, int64_t columns, int64_t n_rows);
+struct ggml_tensor * tsgg_mul_tiles(struct ggml_context * ctx, struct ggml_tensor * tiles, struct ggml_tensor * x);

@@ -89,4 +89,4 @@ def test_a_real_model_is_exact(smollm2_path: Path) -> None:
     with Model(smollm2_path, n_ctx=1024) as model:
         found = probe_rows(model)
     assert found.claimed, str(found)
-    assert set(found.weights) == {"q4_1", "q8_0"}
+    assert set(found.weights) in ({"q4_1 tiled", "q8_0"}, {"q4_1", "q8_0"})  # by what the processor has

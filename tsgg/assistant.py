@@ -210,6 +210,9 @@ class _Weights:
     def repacked(self, tensor: Tensor) -> bool:
         return self.own.repacked(tensor)
 
+    def tiled(self, tensor: Tensor) -> bool:
+        return self.own.tiled(tensor)
+
     def host_table(self, tensor: Tensor) -> bool:
         return self.trunk.host_table(tensor)
 

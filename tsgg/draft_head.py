@@ -223,6 +223,9 @@ class _SharedWeights:
     def repacked(self, tensor: Tensor) -> bool:
         return self.own.repacked(tensor) or self.trunk.repacked(tensor)
 
+    def tiled(self, tensor: Tensor) -> bool:
+        return self.own.tiled(tensor) or self.trunk.tiled(tensor)
+
     def host_table(self, tensor: Tensor) -> bool:
         return self.own.host_table(tensor) or self.trunk.host_table(tensor)
 

@@ -81,7 +81,9 @@ class StepGraph:
 
     def linear(self, weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
         g = self.g
-        if self.pairs and int(x.ne[1]) == 1 and weight.type in PAIRED_TYPES and not self.weights.repacked(weight):
+        if self.weights.tiled(weight):
+            y = g.mul_tiles(weight, x)
+        elif self.pairs and int(x.ne[1]) == 1 and weight.type in PAIRED_TYPES and not self.weights.repacked(weight):
             pair = g.mul_mat(weight, g.repeat(x, int(x.ne[0]), 2))
             y = g.view(pair, (int(pair.ne[0]), 1), (int(pair.nb[1]),))
         else:

@@ -48,7 +48,7 @@ class MemoryPlan:
     context: int  # tokens per sequence
     sequences: int  # slots
     mapped: int  # weights read in place from the file's mapping
-    copied: int  # weights copied or repacked
+    copied: int  # weights copied, repacked or regrouped into tiles
     cache: int  # KV and recurrent states of all slots
     scratch: int  # estimate of the largest prefill graph's intermediate results
     free: int
@@ -124,7 +124,7 @@ def _plan(
     layers = arch.attention()
     attention = [layer for layer in layers if isinstance(layer, Attention)]
     mapped = sum(item.info.nbytes for item in placements if item.where in ("mapped", "host"))
-    copied = sum(item.info.nbytes for item in placements if item.where in ("repacked", "copied"))
+    copied = sum(item.info.nbytes for item in placements if item.where in ("repacked", "tiled", "copied"))
     widest = max(item.info.shape[1] for item in placements if len(item.info.shape) > 1 and item.spec.role != "table")
     rows = min(PREFILL_ROWS, context)
     activations = rows * (3 * widest + 8 * arch.embedding) * 4

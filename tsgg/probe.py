@@ -128,6 +128,7 @@ def _representatives(model: Model) -> dict[str, TensorSpec]:
             continue
         name = GGML_TYPES[tensor.type].name
         name += " repacked" if model.weights.repacked(tensor) else ""
+        name += " tiled" if model.weights.tiled(tensor) else ""
         name += " experts" if spec.role == "experts" else ""
         size = files[spec.name].nbytes
         if name not in found or size < found[name][0]:

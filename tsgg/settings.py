@@ -20,7 +20,7 @@ class Settings:
 
     # TS_ATTENTION=flash: flash attention for float caches on the CPU too (not exact); soft is what auto does.
     attention: str = "auto"
-    repack: bool = True  # TS_REPACK=0: no CPU_REPACK buffers for Q4_0, IQ4_NL and MXFP4 weights
+    repack: bool = True  # TS_REPACK=0: weights of all types stay as the file has them, see tsgg.weights
     mmap: bool | None = None  # TS_MMAP=0: weights are read into memory; 1: they stay mapped; not set: see tsgg.weights
     cpu: str = "auto"  # TS_CPU=haswell: that build of the CPU backend, not the best one for this processor
     pair_rows: bool = True  # TS_PAIR_ROWS=0: lone rows of float weights take the one-row kernel (not exact)

@@ -6,6 +6,7 @@ a larger one, and a table of which a step reads single rows, stays where the fil
 * Q4_0, IQ4_NL and MXFP4 matrices, which go to a CPU_REPACK buffer: faster, and their rows stay exact
   (Q4_K would be faster there too, but its rows then depend on how many there are); of a table of these types that is the LM
   head too, a second copy goes there, for rows cannot be gathered from it;
+* Q4_1 matrices, which are regrouped into tiles (`tsgg.tiles`); a table that is the LM head too has a second copy there as well;
 * a tensor whose address in the mapping is not aligned, which is copied.
 On other devices everything is copied, and a table that the device cannot gather rows from stays in the mapping.
 
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tsgg import tiles
 from tsgg.errors import ModelFileError, UnsupportedError
 from tsgg.ggml import buffers
 from tsgg.ggml.buffers import F32, I32, Tensor, TensorSet
@@ -44,7 +46,7 @@ ALIGNMENT = 32  # bytes, what ggml's CPU kernels assert
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one tensor of the file goes: "mapped", "repacked", "copied" (device memory) or "host" (gathered here)."""
+    """Where one tensor of the file goes: "mapped", "repacked", "tiled", "copied" (device memory) or "host" (gathered here)."""
 
     info: TensorInfo
     spec: TensorSpec
@@ -99,19 +101,20 @@ def plan(pairs: Iterable[tuple[TensorInfo, TensorSpec]], device: Device) -> list
         head = None  # a tied head: the table again, as a matrix
         if tied and spec.name == "token_embd.weight" and spec.role == "table":
             head = replace(spec, name="output.weight", role="matrix")
-        second = head is not None and _repacks(info, head, device, repack)
+        layout = (
+            None if head is None else _layout(info, head, device, repack)
+        )  # a table's rows cannot be gathered from it
         where = "copied"
         if device.is_cpu:
-            whole = spec.role != "table" or (head is not None and not second)
+            whole = spec.role != "table" or (head is not None and layout is None)
             stays = settings.mmap is not False and (maps or not whole)
             where = "mapped" if stays and info.offset % ALIGNMENT == 0 else "copied"
-            if _repacks(info, spec, device, repack):
-                where = "repacked"
+            where = _layout(info, spec, device, repack) or where
         elif spec.role == "table" and not _gathers(info, device):
             where = "host"
         placements.append(Placement(info, spec, where))
-        if head is not None and (second or where == "host"):
-            placements.append(Placement(info, head, "repacked" if second else "copied"))
+        if head is not None and (layout is not None or where == "host"):
+            placements.append(Placement(info, head, layout or "copied"))
     return _join(placements)
 
 
@@ -150,14 +153,13 @@ def _join(placements: list[Placement]) -> list[Placement]:
     return result
 
 
-def _repacks(info: TensorInfo, spec: TensorSpec, device: Device, repack: Any) -> bool:
-    """Whether the tensor is multiplied by from a repacked copy."""
-    return (
-        repack is not None
-        and info.type in REPACKED_TYPES
-        and spec.role in ("matrix", "experts")
-        and _runs_repacked(info, spec, device, repack)
-    )
+def _layout(info: TensorInfo, spec: TensorSpec, device: Device, repack: Any) -> str | None:
+    """Where a tensor goes that is not multiplied by as the file has it: "repacked", "tiled" or None."""
+    if spec.role not in ("matrix", "experts") or not settings.repack:
+        return None
+    if repack is not None and info.type in REPACKED_TYPES and _runs_repacked(info, spec, device, repack):
+        return "repacked"
+    return "tiled" if device.is_cpu and spec.role == "matrix" and tiles.fits(info) else None
 
 
 class ModelWeights:
@@ -177,6 +179,7 @@ class ModelWeights:
         self._sets: list[TensorSet] = []
         self._host: dict[Any, TensorInfo] = {}
         self._repacked: set[Any] = set()
+        self._tiled: set[Any] = set()
         try:
             self._place(placements, progress or (lambda done, total: None))
         except BaseException:
@@ -201,6 +204,10 @@ class ModelWeights:
 
     def repacked(self, tensor: Tensor) -> bool:
         return tensor in self._repacked
+
+    def tiled(self, tensor: Tensor) -> bool:
+        """Whether products with it are `GraphBuilder.mul_tiles`."""
+        return tensor in self._tiled
 
     def host_table(self, tensor: Tensor) -> bool:
         """Whether rows of this table are gathered on the host because the device cannot."""
@@ -242,9 +249,9 @@ class ModelWeights:
         for item in groups.get("host", []):
             tensors = self._new_set([item])  # a description only: rows are gathered by `gather_table`
             self._host[self._tensors[item.spec.name]] = item.info
-        total = sum(item.info.nbytes for where in ("repacked", "copied") for item in groups.get(where, []))
+        total = sum(item.info.nbytes for where in ("repacked", "tiled", "copied") for item in groups.get(where, []))
         done = 0
-        for where in ("repacked", "copied"):
+        for where in ("repacked", "tiled", "copied"):
             if not (group := groups.get(where)):
                 continue
             repack = self.device.extra_buffer_type("CPU_REPACK")
@@ -254,9 +261,13 @@ class ModelWeights:
             for item in group:
                 tensor = self._tensors[item.spec.name]
                 pieces = [self._maps[part.file][part.offset : part.offset + part.nbytes] for part in item.sources]
-                buffers.write(tensor, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces)))
-                if where == "repacked":
+                whole = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+                if where == "tiled":
+                    whole = tiles.regroup(item.info, whole)
+                    self._tiled.add(tensor)
+                elif where == "repacked":
                     self._repacked.add(tensor)
+                buffers.write(tensor, whole)
                 done += item.info.nbytes
                 progress(done, total)
         if done:

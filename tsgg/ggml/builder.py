@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from tsgg.errors import OutOfMemoryError
+from tsgg.errors import OutOfMemoryError, UsageError
 from tsgg.ggml.buffers import Tensor
 from tsgg.ggml.library import ffi, lib
 
@@ -136,6 +136,15 @@ class GraphBuilder:
         result = lib.ggml_mul_mat(self.ctx, a, b)
         lib.ggml_mul_mat_set_prec(result, lib.GGML_PREC_F32)
         return result
+
+    def mul_tiles(self, tiles: Tensor, b: Tensor) -> Tensor:
+        """`mul_mat` with a matrix that `tsgg.tiles` has regrouped: {k, m} and {k, n} -> {m, n}, F32. On the CPU.
+
+        Raises `UsageError` where `b` is not a plain matrix.
+        """
+        if b.type != lib.GGML_TYPE_F32 or b.nb[0] != 4 or b.ne[2] != 1 or b.ne[3] != 1 or b.ne[0] != tiles.ne[0]:
+            raise UsageError("a product with tiles takes F32 rows of the tiles' width as a plain matrix")
+        return lib.tsgg_mul_tiles(self.ctx, tiles, b)
 
     def mul_mat_id(self, experts: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         """{k, m, experts}, {k, used or 1, rows}, I32 {used, rows} -> {m, used, rows}"""
