@@ -66,9 +66,9 @@ def _cache_types(model: Model) -> str:
 
 
 def _repacked(model: Model) -> str:
-    """Products of repacked weights are other kernels', exact too, but not the same bits."""
+    """Products of repacked weights, and of those in tiles, are other kernels', exact too, but not the same bits."""
     placements = plan(check(model.file, model.arch.tensors()), model.device)
-    names = sorted(part.name for item in placements if item.where == "repacked" for part in item.sources)
+    names = sorted(part.name for item in placements if item.where in ("repacked", "tiled") for part in item.sources)
     return f"{len(names)} {hashlib.sha256(' '.join(names).encode()).hexdigest()[:16]}" if names else "none"
 
 
