@@ -24,14 +24,26 @@ SHAPE = TinyLlama(layers=6, embedding=512, heads=8, kv_heads=8, head_dim=64, wid
 needs_linux = pytest.mark.skipif(resident_memory() is None, reason="the system does not say what is resident")
 
 PROGRAM = """
-import sys
+import re, sys
+from pathlib import Path
 from tsgg.model import Model
 from tsgg.platform import resident_memory
 small, large = sys.argv[1:]
 Model(small, n_ctx=256, n_threads=1).close()
 before = resident_memory()
 with Model(large, n_ctx=4096, n_seq=4, n_threads=1) as model:
-    print(resident_memory() - before, model.plan.copied, model.plan.mapped, model.memory.nbytes)
+    now = resident_memory()
+    peak = int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+    print(now - before, peak - before, model.plan.copied, model.plan.mapped, model.memory.nbytes)
+"""
+TEXT_PROGRAM = """
+import sys
+from tsgg import LLM
+from tsgg.platform import resident_memory
+from tsgg.llm import Engine
+before = resident_memory()
+with LLM(sys.argv[1], n_threads=1) as llm:
+    print(resident_memory() - before, llm.model.plan.copied + llm.model.plan.mapped)
 """
 
 
@@ -46,10 +58,20 @@ def test_a_loaded_model_takes_the_bytes_of_its_weights_and_nothing_for_empty_cac
     )
     command = [sys.executable, "-c", PROGRAM, str(small), str(large)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    taken, copied, mapped, caches = map(int, done.stdout.split())
+    taken, peak, copied, mapped, caches = map(int, done.stdout.split())
     assert caches >= 190 * MIB
     assert (copied if huge_pages() else copied + mapped) > 10 * MIB
     assert taken < copied + mapped + 12 * MIB
+    assert peak < copied + mapped + 20 * MIB  # a tensor lies twice while it is copied, a file never does
+
+
+@needs_linux
+def test_a_small_model_takes_little_more_than_its_file_with_tokenizer_and_engine(smollm2_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TEXT_PROGRAM, str(smollm2_path)], capture_output=True, text=True, check=True
+    )
+    taken, weights = map(int, done.stdout.split())
+    assert weights <= smollm2_path.stat().st_size and taken < weights + 64 * MIB
 
 
 @needs_linux

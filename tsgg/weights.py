@@ -41,6 +41,7 @@ log = logging.getLogger("tsgg.weights")
 
 REPACKED_TYPES = (lib.GGML_TYPE_Q4_0, lib.GGML_TYPE_IQ4_NL, lib.GGML_TYPE_MXFP4)
 COPY_UP_TO = 1 << 30  # bytes: beyond, loading would take longer than half a second, and the memory is not shared
+AROUND = 1 << 17  # bytes that the system maps around a page that is read: 64 KiB, doubled for good measure
 ALIGNMENT = 32  # bytes, what ggml's CPU kernels assert
 
 
@@ -268,17 +269,24 @@ class ModelWeights:
                 elif where == "repacked":
                     self._repacked.add(tensor)
                 buffers.write(tensor, whole)
+                del whole, pieces
+                for part in item.sources:
+                    self._leave_pages(part)
                 done += item.info.nbytes
                 progress(done, total)
-        if done:
-            self._leave_pages()
 
-    def _leave_pages(self) -> None:
-        """What was copied need not stay resident in the mapping too; whoever reads the file again gets its pages back."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            for memory in self._maps:
-                assert isinstance(memory.obj, mmap.mmap)
-                memory.obj.madvise(mmap.MADV_DONTNEED)
+    def _leave_pages(self, part: TensorInfo) -> None:
+        """What was copied need not stay resident in the mapping too: pages that are read again come back from the file.
+
+        After each tensor: after the last one all of a file would have been resident twice for a moment. The system maps some
+        pages around each that is read, so that those before and behind the tensor go as well.
+        """
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        mapping = self._maps[part.file].obj
+        assert isinstance(mapping, mmap.mmap)
+        first = max(0, part.offset - AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+        mapping.madvise(mmap.MADV_DONTNEED, first, min(part.offset + part.nbytes + AROUND, len(mapping)) - first)
 
     def _new_set(self, group: list[Placement]) -> TensorSet:
         tensors = TensorSet(len(group))
