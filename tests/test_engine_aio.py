@@ -27,7 +27,8 @@ WISHES = (
     Wish(text(7, 3), 25, 0.7, 6),
     Wish(text(300, 4), 12, 0.0),
 )
-LONG = Wish(text(20, 1), 600)
+LONG = Wish(text(20, 1), 120)
+ENDLESS = Wish(text(20, 1), 600)  # somebody ends it
 
 
 async def read(events: AsyncIterable[Event]) -> tuple[int, ...]:
@@ -83,7 +84,7 @@ def test_the_outcome_is_there_at_the_end_and_not_before(tmp_path: Path) -> None:
         stream = await submit(running, LONG)
         with pytest.raises(TsggError, match="not ended"):
             _ = stream.outcome
-        assert len(await read(stream)) == 600
+        assert len(await read(stream)) == LONG.tokens
         assert stream.ended and stream.outcome.finish_reason == "length"
         again = await submit(running, LONG, most_unread=None)
         assert (await again.wait()).cached_tokens == 19
@@ -97,25 +98,25 @@ def test_the_outcome_is_there_at_the_end_and_not_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["break", "close", "cancelled task", "async with", "dropped"])
 def test_a_reader_who_leaves_cancels_his_request(tmp_path: Path, way: str) -> None:
     async def main(running: CheckedEngine) -> None:
-        face, sampler = AsyncEngine(running), LONG.sampler(running.model)
+        face, sampler = AsyncEngine(running), ENDLESS.sampler(running.model)
         if way == "break":
-            async for _ in face.generate(LONG.prompt, sampler):
+            async for _ in face.generate(ENDLESS.prompt, sampler):
                 break
         elif way == "close":
-            async with aclosing(face.generate(LONG.prompt, sampler)) as events:
+            async with aclosing(face.generate(ENDLESS.prompt, sampler)) as events:
                 await anext(events)
         elif way == "cancelled task":
-            task = asyncio.create_task(read(await face.submit(LONG.prompt, sampler)))
+            task = asyncio.create_task(read(await face.submit(ENDLESS.prompt, sampler)))
             await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         elif way == "async with":
-            async with await face.submit(LONG.prompt, sampler) as stream:
+            async with await face.submit(ENDLESS.prompt, sampler) as stream:
                 await stream.read()
             assert (await stream.wait()).finish_reason == "cancelled"
         else:
-            await face.submit(LONG.prompt, sampler)
+            await face.submit(ENDLESS.prompt, sampler)
         await asyncio.sleep(0)
         gc.collect()
         await asyncio.to_thread(wait_until, lambda: none_runs(running))
@@ -124,7 +125,7 @@ def test_a_reader_who_leaves_cancels_his_request(tmp_path: Path, way: str) -> No
         asyncio.run(main(running))
         assert running.call(lambda: len(running.cache.idle)) == 1
         held = running.call(lambda: running.cache.idle[0].length)
-        assert held < len(LONG.prompt) + LONG.tokens - 1, "it ran to its end: nothing was cancelled"
+        assert held < len(ENDLESS.prompt) + ENDLESS.tokens - 1, "it ran to its end: nothing was cancelled"
 
 
 def test_what_was_given_before_a_cancel_can_still_be_read(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_what_submit_refuses_is_raised_by_the_first_step(tmp_path: Path) -> None
 
 def test_a_closed_engine_wakes_who_waits_for_it(tmp_path: Path) -> None:
     async def main(running: CheckedEngine) -> None:
-        stream = await submit(running, LONG)
+        stream = await submit(running, ENDLESS)
         await asyncio.to_thread(running.close)
         with pytest.raises(TsggError, match="closed"):
             await read(stream)
@@ -182,7 +183,7 @@ def test_a_closed_engine_wakes_who_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_a_slow_reader_pauses_his_request_alone(tmp_path: Path) -> None:
-    quick = Wish(text(20, 2), 200)
+    quick = Wish(text(20, 2), 100)
 
     async def main(running: CheckedEngine) -> list[tuple[int, ...]]:
         slow = await submit(running, LONG)
@@ -217,7 +218,7 @@ def test_a_loop_that_was_closed_ends_its_request_and_leaves_the_engine_alive(tmp
     other = Wish(text(20, 3), 5)
     with engine(tmp_path) as running:
         loop = asyncio.new_event_loop()
-        stream = loop.run_until_complete(submit(running, LONG, most_unread=4 if paused else None))
+        stream = loop.run_until_complete(submit(running, ENDLESS, most_unread=4 if paused else None))
         loop.run_until_complete(stream.read())
         if paused:
             wait_until(lambda: running.call(lambda: running.scheduler.running[0].paused))

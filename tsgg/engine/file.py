@@ -81,7 +81,7 @@ def read(
         with open(path, "rb") as file:
             source = _Source(path, file, found.st_size)
             index = _read_head(source, binding, rows)
-            wanted = _used_last(index, rows, budget)
+            wanted = _used_last(index, budget)
             try:
                 records = [_read_block(source, node, rows, vocab_size, i in wanted) for i, node in enumerate(index)]
             except MemoryError as error:
@@ -198,7 +198,7 @@ def _check_binding(source: _Source, header: bytearray, binding: Mapping[str, str
             )
 
 
-def _used_last(index: list[_Indexed], rows: RowCopies, budget: int) -> set[int]:
+def _used_last(index: list[_Indexed], budget: int) -> set[int]:
     """The nodes of the branches that come last, with all that they go on from, as far as the budget of a tree goes."""
     wanted: set[int] = set()
     for last in reversed(range(len(index))):
