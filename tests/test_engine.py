@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -306,6 +307,33 @@ def test_closing_ends_every_stream_with_an_error_and_frees_the_model(tmp_path: P
         with pytest.raises(TsggError, match="closed"):
             use()
     assert running.model.memory.closed
+
+
+def test_a_close_just_before_an_idle_engine_falls_asleep_is_not_missed(tmp_path: Path) -> None:
+    """As after the last answer: its reader closes while the engine looks whether there is more to do."""
+
+    class Wake(threading.Event):
+        def clear(self) -> None:
+            running._closing = True  # what `close` does on another thread, at the worst moment
+            self.set()
+            super().clear()
+
+    running = engine(tmp_path)
+    before, running._wake = running._wake, Wake()
+    before.set()
+    running._thread.join(20)
+    assert not running._thread.is_alive() and running.model.memory.closed
+
+
+def test_a_request_whose_outcome_cannot_be_told_leaves_no_reader_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine(tmp_path) as running:
+        monkeypatch.setattr("tsgg.engine.engine.Request.outcome", lambda *_: 1 / 0)
+        with pytest.raises(TsggError, match="ZeroDivisionError"):
+            Wish(text(5, 1)).submit(running).wait(20)
+        monkeypatch.undo()
+        assert Wish(text(5, 1)).submit(running).wait(20).finish_reason == "length"
 
 
 def test_a_call_from_the_engines_own_thread_is_refused(tmp_path: Path) -> None:

@@ -287,8 +287,8 @@ class Engine:
             self._retire(request)
 
     def _retire(self, request: Request) -> None:
+        outcome = request.outcome(self.clock())  # first: who was dropped could not be told of what this raises
         self._drop(request)
-        outcome = request.outcome(self.clock())
         self._tally.end(outcome.finish_reason)
         request.stream.end(outcome)
 
@@ -305,8 +305,10 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while not self._closing:
+            while True:
                 self._wake.clear()
+                if self._closing:  # asked behind `clear`: whoever closes sets it before he wakes
+                    break
                 self._take_in()
                 try:
                     busy = self.step()
