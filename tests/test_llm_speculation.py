@@ -83,13 +83,14 @@ def test_speculation_changes_between_two_steps_of_a_stream(
     for number, chunk in enumerate(llm.stream(PROMPT, max_tokens=TOKENS, temperature=0, seed=3, ignore_eos=True)):
         tokens.append(chunk.token)
         if number == 20:
-            before = llm.engine.planner.execution(llm.speculation).counters.snapshot().steps
+            earlier = llm.engine.planner.execution(llm.speculation).counters
             report = llm.update_speculation(change)
             later = llm.engine.planner.execution(llm.speculation).counters
-            assert later.snapshot().steps == 0
+            assert later is not earlier
     assert tuple(tokens) == plain and report == llm.speculation_report()
     assert llm.last is not None
-    assert llm.last.speculation.steps == before + later.snapshot().steps, "one count for the whole request"
+    steps = earlier.snapshot().steps, later.snapshot().steps
+    assert llm.last.speculation.steps == sum(steps) and steps[0] > 0, "one count for the whole request"
     assert later.snapshot().steps > 10 and len(later.snapshot().drafted_per_position) <= (
         1 if isinstance(change, dict) else 8
     )
