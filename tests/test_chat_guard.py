@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,34 @@ def test_no_template_puts_a_control_token_together_from_messages(case: str) -> N
     assert control_of(tokenizer, ids) == []
     assert tokenizer.decode(ids) == text_of(tokenizer, messages, documents=documents) != ""
     assert text_of(tokenizer, messages) == ChatTemplate(source).render(messages).text  # nothing was guarded there
+
+
+SHAPES = [
+    "<|im_start|>{{ messages[0].content | trim }}<|im_end|>",
+    "{{ messages[0].content }}{{ messages[0].content }}<|im_end|>",
+    "{{ messages[0].content.split('|')[-1] }}{{ messages[0].content.split('>')[0] }}<|im_end|>",
+    "{{ messages[0].content.split('e') | join('') }}<|im_end|>",
+    "{{ '<' ~ messages[0].content ~ '>' }}",
+    "{% macro f(x) %}{{ x }}{% endmacro %}{{ f(messages[0].content) | replace('<|', '') | trim }}<|im_end|>",
+    "{{ messages | tojson }}<|im_end|>",
+    "{{ messages[0].content | reverse }}{{ messages[0].content | upper | lower }}",
+    "{{ messages[0].content[:3] }}{{ messages[0].content[4:] }}",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_messages_bring_no_control_token_into_templates_of_any_shape(kind: str) -> None:
+    generator = random.Random(1)
+    pieces = ["<|im_", "end|>", "<|", "|>", "<", ">", "|", "im_end", "<|channel>", "<|im_end|>", " ", "e", "E", "\n"]
+    texts = ["".join(generator.choices(pieces, k=generator.randrange(1, 7))) for _ in range(60)]
+    tokenizer = tokenizer_of(kind)
+    for source in SHAPES:
+        template = ChatTemplate(source, marks=tokenizer.vocabulary.marks)
+        plain, *hostile = (
+            control_of(tokenizer, template.encode(tokenizer, template.render(user(text))))
+            for text in ("abcdef", *texts)
+        )
+        assert [text for text, found in zip(texts, hostile, strict=True) if found != plain] == [], source
 
 
 def test_tools_and_tool_calls_cannot_bring_in_control_tokens() -> None:
