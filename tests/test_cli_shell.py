@@ -159,3 +159,19 @@ def test_the_version_is_the_packages_and_names_ggml(capsys: pytest.CaptureFixtur
         main(["--version"])
     out = capsys.readouterr().out
     assert left.value.code == 0 and out.startswith(f"tsgg {tsgg.__version__} (ggml ")
+
+
+@posix
+def test_a_signal_to_an_event_loop_is_told_at_once_and_ends_the_command_behind_the_block() -> None:
+    steps = []
+
+    def command() -> int:
+        with shell.signals_deferred(lambda: steps.append("told")):
+            os.kill(os.getpid(), signal.SIGTERM)
+            steps.append("the block goes on")
+        raise AssertionError("never reached")
+
+    with pytest.raises(SystemExit) as left:
+        shell.run(command)
+    assert left.value.code == 128 + signal.SIGTERM
+    assert steps == ["told", "the block goes on"]

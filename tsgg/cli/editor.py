@@ -15,6 +15,7 @@ from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.output import create_output
 
 from tsgg.cli.logs import log
+from tsgg.cli.shell import signals_deferred
 from tsgg.cli.texts import checked, decoded
 from tsgg.platform import state_folder
 from tsgg.settings import settings
@@ -68,10 +69,24 @@ class _Terminal:
         )
 
     def __call__(self) -> str | None:
+        self._over = False
         try:
-            return checked(self._session.prompt(), "this input")
+            with signals_deferred(self._end):
+                text = self._session.prompt(pre_run=self._leave)
+            return checked(text, "this input")
         except EOFError:
             return None
+
+    def _end(self) -> None:
+        """Ends the prompt, from a signal's handler: at once where it runs, else as soon as it does."""
+        self._over = True
+        if (loop := self._session.app.loop) is not None:
+            loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        app = self._session.app
+        if self._over and app.future is not None and not app.future.done():
+            app.exit(exception=EOFError)
 
 
 class _History(FileHistory):

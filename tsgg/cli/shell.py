@@ -81,26 +81,52 @@ def _fill_descriptors() -> None:
     os.close(descriptor)
 
 
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
 @contextmanager
 def _signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `SystemExit` of their status on the main thread."""
-    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    taken = [number for number, handler in before.items() if handler == signal.SIG_DFL]  # `nohup` ignores SIGHUP
-
-    def leave(number: int, frame: object) -> NoReturn:
-        for each in taken:
-            signal.signal(each, signal.SIG_IGN)  # once is enough: what cleans up is not disturbed
-        raise SystemExit(SIGNALLED + number)
-
+    numbers = _ENDING if threading.current_thread() is threading.main_thread() else ()
+    taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]  # `nohup` ignores SIGHUP
     for number in taken:
-        signal.signal(number, leave)
+        signal.signal(number, _leave)
     try:
         yield
     finally:
         for number in taken:
-            signal.signal(number, before[number])
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    for each in _ENDING:
+        if signal.getsignal(each) is _leave:
+            signal.signal(each, signal.SIG_IGN)  # once is enough: what cleans up is not disturbed
+    raise SystemExit(SIGNALLED + number)
+
+
+@contextmanager
+def signals_deferred(tell: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP call `tell`, and `SystemExit` is raised at the end of the block.
+
+    For an event loop, which reports an exception raised in the middle of a callback instead of unwinding quietly.
+    """
+    taken = [number for number in _ENDING if signal.getsignal(number) is _leave]
+    came: list[int] = []
+
+    def defer(number: int, frame: object) -> None:
+        came.append(number)
+        tell()
+
+    for number in taken:
+        signal.signal(number, defer)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, _leave)
+        if came:
+            _leave(came[0], None)
 
 
 def _discard(stream: Any) -> None:
