@@ -34,6 +34,7 @@ struct scale {
 static _Thread_local _Alignas(64) uint8_t scratch[SCRATCH];
 #define MOST_ROWS 64     // of x at a time
 #define RUN (48 << 10)   // bytes of tiles that stay in the cache while all rows of x go by
+#define PIECES 8         // into which the tiles of a matrix are cut for the threads
 
 struct rows {
     const int8_t * quants[GROUP];
@@ -162,24 +163,45 @@ AVX2 static void multiply_run(struct ggml_tensor * y, int64_t first, int64_t end
     }
 }
 
-// What ggml's threads run: each computes a run of tiles for all rows of x.
+// The number of the piece that the next free thread takes. It lies in the node's own parameters, behind those of ggml's custom
+// operation, which are zero when the node is made.
+#define COUNTER 8 // an index of op_params
+
+static int take_piece(struct ggml_tensor * y) {
+    return __atomic_fetch_add(&y->op_params[COUNTER], 1, __ATOMIC_RELAXED);
+}
+
+// Every thread ends with one number that is no piece; the last of them leaves the counter as the next compute wants it.
+static void leave_pieces(struct ggml_tensor * y, int number, int pieces, int threads) {
+    if (number == pieces + threads - 1) {
+        __atomic_store_n(&y->op_params[COUNTER], 0, __ATOMIC_RELAXED);
+    }
+}
+
+// What ggml's threads run. A piece is an eighth of the tiles for MOST_ROWS rows of x. Threads take pieces as they come free:
+// with a fixed half each, all would wait for the one whose core another program has taken.
 AVX2 static void mul_tiles(struct ggml_tensor * y, int thread, int threads, void * nothing) {
-    (void) nothing;
+    (void) thread, (void) nothing;
     const struct ggml_tensor * weights = y->src[0], * x = y->src[1];
     const int64_t columns = weights->ne[0], blocks = columns / BLOCK, tiles = weights->ne[1] / TSGG_TILE_ROWS;
-    const int64_t first = tiles * thread / threads, end = tiles * (thread + 1) / threads;
     const int64_t row_bytes = columns + blocks * (int64_t) sizeof(struct scale);
     int64_t most = SCRATCH / row_bytes;
     most = most < MOST_ROWS ? most : MOST_ROWS;
     const int64_t run = RUN / (blocks * (int64_t) sizeof(struct tile)), together = run > 1 ? run : 1;
-    for (int64_t at = 0; at < x->ne[1]; at += most) {
+    const int pieces = (int) ((x->ne[1] + most - 1) / most) * PIECES;
+    int64_t quantized = -1; // the first of the rows whose copy lies in `scratch`
+    int number = take_piece(y);
+    for (; number < pieces; number = take_piece(y)) {
+        const int64_t at = number / PIECES * most, piece = number % PIECES;
+        const int64_t first = tiles * piece / PIECES, end = tiles * (piece + 1) / PIECES;
         const int64_t count = x->ne[1] - at < most ? x->ne[1] - at : most;
         struct scale * scales = (struct scale *) scratch;
         int8_t * quants = (int8_t *) (scales + count * blocks);
-        for (int64_t i = 0; i < count; ++i) {
+        for (int64_t i = 0; quantized != at && i < count; ++i) {
             const float * row = (const float *) ((const char *) x->data + (at + i) * x->nb[1]);
             quantize(row, columns, quants + i * columns, scales + i * blocks);
         }
+        quantized = at;
         for (int64_t t = first; t < end; t += together) {
             const int64_t last = end - t < together ? end : t + together;
             for (int64_t i = 0; i < count; i += GROUP) {
@@ -187,6 +209,7 @@ AVX2 static void mul_tiles(struct ggml_tensor * y, int thread, int threads, void
             }
         }
     }
+    leave_pieces(y, number, pieces, threads);
 }
 
 struct ggml_tensor * tsgg_mul_tiles(struct ggml_context * ctx, struct ggml_tensor * tiles, struct ggml_tensor * x) {
