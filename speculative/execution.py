@@ -27,6 +27,7 @@ from tsgg.speculative.protocol import (
     Decline,
     Draft,
     DraftContext,
+    Origin,
     Rows,
     Sampler,
     Sequence,
@@ -57,10 +58,15 @@ class Step:
 
     request: SpeculativeRequest
     tokens: tuple[int, ...] = ()
-    from_draft: tuple[bool, ...] = ()  # per token: drafted, and accepted
+    origins: tuple[Origin, ...] = ()  # per token
     finished: str | None = None
     sample: StepSample | None = None
     error: Exception | None = None  # why no more tokens come
+
+    @property
+    def from_draft(self) -> tuple[bool, ...]:
+        """Per token: drafted, and accepted."""
+        return tuple(origin != "drawn" for origin in self.origins)
 
 
 class FixedWindow:
@@ -318,8 +324,9 @@ class SpeculativeExecution:
         )
         for listener in (request.counters, self.counters, self.policy):
             listener.record(sample)
-        from_draft = (True,) * (len(tokens) - 1) + (error is not None,)  # behind a draft came the row that failed
-        return Step(request, tuple(tokens), from_draft, request.finished if error is None else None, sample, error)
+        origins: list[Origin] = ["drafted"] * (len(tokens) - 1)
+        origins.append("drawn" if error is None else "drafted")  # behind a draft came the row that failed
+        return Step(request, tuple(tokens), tuple(origins), request.finished if error is None else None, sample, error)
 
 
 def advance(

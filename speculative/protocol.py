@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from tsgg.speculative.stats import StepSample
 
 
+Origin = Literal["drawn", "drafted", "forced"]
+"""Where an emitted token came from: the row of a token before it, a drafter's draft that was accepted, or a draft of what the
+request's constraint left no choice about."""
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """What a forward hands back, for each of its sequences (part of the key of a model's graph)."""

@@ -83,7 +83,7 @@ class ScriptedLLM:
 
 
 def chunk(content: str, reasoning: str = "", drafted: bool = False, end: str | None = None) -> ChatChunk:
-    return ChatChunk(content, reasoning, Chunk(content or reasoning, 1, None, drafted, end))
+    return ChatChunk(content, reasoning, Chunk(content or reasoning, 1, None, "drafted" if drafted else "drawn", end))
 
 
 if __name__ == "__main__":

@@ -51,20 +51,20 @@ class Generation:
 
     def chunks(self, event: Event) -> Iterator[Chunk]:
         """One per token."""
-        for i, (token, drafted) in enumerate(zip(event.tokens, event.from_draft, strict=True), start=1):
+        for i, (token, origin) in enumerate(zip(event.tokens, event.origins, strict=True), start=1):
             at = self._taken or 0
             self._taken = at + 1
             finished = event.finished if i == len(event.tokens) else None
             text = self.sampler.released[at] if finished is None else self._rest()
             self._shown += len(text)
             self._told = finished is not None
-            yield Chunk(text, token, self._logprob(at), drafted, finished, self.index)
+            yield Chunk(text, token, self._logprob(at), origin, finished, self.index)
 
     def ending(self) -> Iterator[Chunk]:
         """Of a stream that has ended: the chunk that says why, where the last token's did not."""
         if not self._told:
             self._told = True
-            yield Chunk(self._rest(), None, None, False, self.stream.outcome.finish_reason, self.index)
+            yield Chunk(self._rest(), None, None, "drawn", self.stream.outcome.finish_reason, self.index)
 
     def result(self) -> GenerationResult:
         """What the reader was given. Of a stream that he has left, that is less than was computed."""

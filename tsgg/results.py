@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tsgg.speculative import GovernorReport, SpeculationStats
+from tsgg.speculative import GovernorReport, Origin, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,17 @@ class Chunk:
     token: int | None
     """None in a last chunk that brings an end without a token: "cancelled" or "timeout"."""
     logprob: TokenLogprob | None
-    from_draft: bool
+    origin: Origin
+    """"drawn" from the row before it, "drafted" by a drafter and accepted, or "forced": drafted because the constraint left no
+    other choice."""
     finish_reason: str | None = None
     index: int = 0
     """Which of the `n` answers goes on with it."""
+
+    @property
+    def from_draft(self) -> bool:
+        """It was drafted, and accepted: two or more tokens came of one forward."""
+        return self.origin != "drawn"
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,7 @@ class Engine:
             if request.first_token is None:
                 request.first_token = request.last_token
             ended = sampler.finished if given.error is None else None
-            request.stream.push(Event(given.tokens, given.from_draft, ended))
+            request.stream.push(Event(given.tokens, given.origins, ended))
         if given.error is not None:
             self._fail(request, given.error)
         elif sampler.finished is not None:

@@ -13,6 +13,7 @@ from tsgg.errors import Interrupted
 from tsgg.model import Model
 from tsgg.speculative import (
     Batch,
+    Origin,
     SpeculationOptions,
     SpeculativeExecution,
     SpeculativeRequest,
@@ -28,7 +29,7 @@ class Given:
 
     request: Request
     tokens: tuple[int, ...] = ()
-    from_draft: tuple[bool, ...] = ()
+    origins: tuple[Origin, ...] = ()
     finished: str | None = None
     sample: StepSample | None = None
     error: Exception | None = None  # there will be no more tokens than these
@@ -70,7 +71,7 @@ class Executor:
         if last:
             request.phase = "decode"
         if last and first:
-            yield Given(request, (request.sampler.tokens[-1],), (False,), speculative.finished)
+            yield Given(request, (request.sampler.tokens[-1],), ("drawn",), speculative.finished)
         execution.catch_up(speculative, rows, 0)
 
     def decode(self, requests: Sequence[Request], decoding: int) -> Iterator[Given]:
@@ -84,7 +85,7 @@ class Executor:
             work.setdefault(id(execution), (execution, []))[1].append(speculative)
         for step in advance(self._model, list(work.values()), decoding):
             owner = owners[id(step.request)]
-            yield Given(owner, step.tokens, step.from_draft, step.finished, step.sample, step.error)
+            yield Given(owner, step.tokens, step.origins, step.finished, step.sample, step.error)
 
     def switch(self, request: Request, options: SpeculationOptions) -> None:
         """From its next step on the request is served by other options' drafter, which `arm` tells of all that memory holds."""

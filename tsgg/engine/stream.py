@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tsgg.errors import TsggError
-from tsgg.speculative import GovernorReport, SpeculationStats
+from tsgg.speculative import GovernorReport, Origin, SpeculationStats
 
 MOST_UNREAD = 32  # tokens: then the request pauses, so that a reader who has gone to sleep holds up nobody
 
@@ -18,8 +18,13 @@ class Event:
     """Tokens that one step gave."""
 
     tokens: tuple[int, ...]
-    from_draft: tuple[bool, ...]  # per token: drafted, and accepted
+    origins: tuple[Origin, ...]  # per token
     finished: str | None = None  # why the answer ends with these tokens
+
+    @property
+    def from_draft(self) -> tuple[bool, ...]:
+        """Per token: drafted, and accepted."""
+        return tuple(origin != "drawn" for origin in self.origins)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Sampling: what a request asks for (`SamplingParams`) and the object that draws its tokens (`RowSampler`).
 
 params.py   the request's numbers, checked in one place
+constraint_fields.py  those of them that say what an answer must look like
 keywords.py the same as keywords of a call, for type checkers
 defaults.py what a file recommends
 chain.py    one row of logits -> one token, without sorting the vocabulary

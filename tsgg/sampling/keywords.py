@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from tsgg.sampling.params import LogitsProcessor, RepetitionGuard
 
@@ -29,3 +29,7 @@ class SamplingKeywords(TypedDict, total=False):
     stop_token_ids: Iterable[int] | None
     ignore_eos: bool
     repetition_guard: RepetitionGuard | bool | None
+    json_schema: Mapping[str, Any] | str | bool | None
+    regex: str | None
+    grammar: str | None
+    choice: Iterable[str] | None

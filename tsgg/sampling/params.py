@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsgg.errors import UsageError
+from tsgg.sampling import constraint_fields
+from tsgg.sampling.constraint_fields import ConstraintText
 from tsgg.suggest import did_you_mean
 
 GREEDY_BELOW = 1e-4  # smaller temperatures only overflow exp((logit - max) / temperature): they mean greedy
@@ -28,6 +30,10 @@ ELSEWHERE = {
     "repeat_penalty": "repetition_penalty",
     "repeat_last_n": "penalty_last_n",
     "eos_token_id": "stop_token_ids",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "guided_choice": "choice",
 }
 
 
@@ -107,6 +113,15 @@ class SamplingParams:
     """Never draw the model's end-of-generation tokens (benchmarks); ids in stop_token_ids still end the answer."""
     repetition_guard: RepetitionGuard | bool | None = None
     """End an endless loop with finish reason "repetition"; True: the guard's defaults. Off unless asked for."""
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    """The answer is JSON on one line that this schema (a mapping or JSON text) describes, and ends when it is complete. True or
+    an empty schema: any JSON object. Kept as JSON text. At most one of this and the next three; none goes with ignore_eos."""
+    regex: str | None = None
+    """The whole answer matches this regular expression (syntax of Rust's regex crate: no lookaround, no back references)."""
+    grammar: str | None = None
+    """The answer is a sentence of this context-free grammar, in Lark's syntax or llama.cpp's (GBNF)."""
+    choice: Iterable[str] | None = None
+    """The answer is one of these strings. Kept as a tuple."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -134,6 +149,14 @@ class SamplingParams:
         )
         put(self, "ignore_eos", _flag("ignore_eos", self.ignore_eos))
         put(self, "repetition_guard", _guard(self.repetition_guard))
+        put(self, "json_schema", constraint_fields.json_schema(self.json_schema))
+        put(self, "regex", constraint_fields.pattern("regex", self.regex))
+        put(self, "grammar", constraint_fields.pattern("grammar", self.grammar))
+        put(self, "choice", constraint_fields.choice(self.choice))
+        if (constraint := self.constraint) is not None and self.ignore_eos:
+            raise UsageError(
+                f"ignore_eos is set and {constraint.kind} too: an answer that is complete has to end; leave one of them out"
+            )
         if self.penalty_last_n == 0 and self.has_penalties:
             raise UsageError(
                 "penalty_last_n is 0 (no tokens are penalized) although a penalty is set; leave the penalties at "
@@ -172,6 +195,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """True where a token already seen has another logit than the row gives it."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def constraint(self) -> ConstraintText | None:
+        """What the answer has to look like; None where anything may come. Raises UsageError where several are given."""
+        return constraint_fields.one_of({kind: getattr(self, kind) for kind in constraint_fields.KINDS})
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raises UsageError where a token id named here is not in a vocabulary of `vocab_size` tokens."""
