@@ -24,7 +24,8 @@ from tsgg.progress import OnProgress
 from tsgg.prompts import Prompt, is_batch, naming, token_ids
 from tsgg.pull import resolve_model
 from tsgg.results import ChatChunk, ChatResult, Chunk, GenerationResult
-from tsgg.sampling import RowSampler, SamplingKeywords, SamplingParams, file_defaults
+from tsgg.sampling import Constraints, RowSampler, SamplingKeywords, SamplingParams, file_defaults
+from tsgg.sampling.response_format import fields_of
 from tsgg.settings import settings
 from tsgg.speculative import AUTO, SpeculationOptions
 from tsgg.suggest import did_you_mean
@@ -106,6 +107,8 @@ class LLM:
             self.defaults = file_defaults(metadata)
             """Sampling parameters that a call without them has: those of the file where it names some."""
             self.tokenizer = Tokenizer.from_metadata(metadata, self.model.arch.vocab)
+            self.constraints = Constraints(self.tokenizer, self.model.vocab_size)
+            """Compiled constraints of answers; for whoever makes samplers of his own."""
             self.template = ChatTemplate.from_tokenizer(self.tokenizer)
             self.engine = Engine(self.model, self.speculation, cache_bytes)
         except BaseException:
@@ -175,6 +178,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
         template: Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         speculation: object = ...,
         **keywords: Unpack[SamplingKeywords],
     ) -> ChatResult: ...
@@ -189,6 +193,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
         template: Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         speculation: object = ...,
         **keywords: Unpack[SamplingKeywords],
     ) -> Iterator[ChatChunk]: ...
@@ -202,6 +207,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
         template: Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         speculation: object = ...,
         **keywords: Unpack[SamplingKeywords],
     ) -> ChatResult | Iterator[ChatChunk]:
@@ -209,8 +215,10 @@ class LLM:
         them is an assistant's, what follows its text.
 
         `tools`, `enable_thinking` and the entries of `template` reach the template; `chat_template` among them names one of
-        several in the file. No text in a message becomes a control token. Tool calls in the answer are not parsed. What
-        stands in reasoning tags is `reasoning_content`. Raises `UsageError` for a model without a template.
+        several in the file. `response_format` is OpenAI's: {"type": "json_object"}, or {"type": "json_schema", "json_schema":
+        {"schema": ...}}, which says the same as `json_schema=`. No text in a message becomes a control token. Tool calls in
+        the answer are not parsed. What stands in reasoning tags is `reasoning_content`. Raises `UsageError` for a model without
+        a template.
         """
         if self.template is None:
             raise UsageError(
@@ -218,11 +226,12 @@ class LLM:
                 if self.tokenizer.has_text
                 else f"{self.model.file.paths[0].name} has no tokenizer: use generate() with token ids"
             )
+        given = _with_format(response_format, keywords)
         keywords_of = dict(template or {})
         self._notices.template(self.template.source(tools, keywords_of.get("chat_template")), tools, enable_thinking)
         prompt = self.template.render(messages, tools=tools, enable_thinking=enable_thinking, **keywords_of)
         ids = self.template.encode(self.tokenizer, prompt)
-        answers = self._answers(ids, self._parse(params, keywords))
+        answers = self._answers(ids, self._parse(params, given))
         if stream:
             return self._chat(answers, speculation, [self.template.splitter(prompt) for _ in answers])
         first, *others = (
@@ -322,6 +331,7 @@ class LLM:
             decode_step=text.push if tokenizer.has_text else None,
             decode_end=text.flush,
             token_limit=self.model.n_ctx - len(ids) + 1,  # the last token need not lie in memory
+            constraint=self.constraints.start(params),
         )
 
     def _text_of(self, token: int) -> str:
@@ -367,6 +377,14 @@ def _turn(result: GenerationResult, splitter: ReasoningSplitter) -> ChatResult:
     """One answer as an assistant's turn."""
     content, reasoning = splitter.whole(result.text)
     return ChatResult("assistant", content, reasoning or None, result)
+
+
+def _with_format(response_format: Mapping[str, Any] | None, keywords: SamplingKeywords) -> SamplingKeywords:
+    """Keywords with what the response format asks for."""
+    wanted = fields_of(response_format)
+    if twice := wanted.keys() & keywords.keys():
+        raise UsageError(f"{', '.join(twice)} is given and response_format too: leave one of them out")
+    return {**keywords, **wanted}
 
 
 def _device(device: str, n_gpu_layers: object) -> str:

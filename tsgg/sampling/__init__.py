@@ -2,7 +2,9 @@
 
 params.py   the request's numbers, checked in one place
 constraint_fields.py  those of them that say what an answer must look like
+constraint.py  which tokens may come next in a constrained answer (grammar.py: its grammar; conflicts.py: what contradicts it)
 keywords.py the same as keywords of a call, for type checkers
+response_format.py  OpenAI's way to ask for JSON
 defaults.py what a file recommends
 chain.py    one row of logits -> one token, without sorting the vocabulary
 uniform.py  the random number of a draw: a pure function of (seed, sample, position)
@@ -14,6 +16,7 @@ row.py      RowSampler: the above, for one request
 
 from __future__ import annotations
 
+from tsgg.sampling.constraint import Constraints, Matcher
 from tsgg.sampling.defaults import file_defaults
 from tsgg.sampling.keywords import SamplingKeywords
 from tsgg.sampling.params import LogitsProcessor, RepetitionGuard, SamplingParams
@@ -22,7 +25,9 @@ from tsgg.sampling.stopping import StopText
 from tsgg.sampling.uniform import uniform
 
 __all__ = [
+    "Constraints",
     "LogitsProcessor",
+    "Matcher",
     "RepetitionGuard",
     "RowLogprobs",
     "RowSampler",

@@ -56,7 +56,8 @@ def greatest(logits: Logits) -> int:
     if not math.isfinite(logits[token]):
         raise TsggError(
             f"the greatest of {logits.size} logits is {logits[token]} (token {token}); expected a finite number: "
-            "either logit_bias forbids every token, or the forward is broken (the file is damaged: fetch it again)"
+            "either logit_bias forbids every token (that the constraint allows), or the forward is broken "
+            "(the file is damaged: fetch it again)"
         )
     return token
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tsgg.errors import TsggError, UsageError
 from tsgg.sampling import chain
+from tsgg.sampling.constraint import Matcher
 from tsgg.sampling.memory import LoopWatch, Penalties
 from tsgg.sampling.params import RepetitionGuard, SamplingParams
 from tsgg.sampling.processors import Processors
@@ -51,27 +52,32 @@ class RowSampler:
         decode_end: Callable[[], str] | None = None,
         token_limit: int | None = None,
         sample_index: int = 0,
+        constraint: Matcher | None = None,
     ) -> None:
         """`prompt`: token ids that penalties and processors see. `end_of_generation`: tokens that end the answer.
         `suppressed`: tokens that the model's file forbids. `stop_tokens`: those whose text is a stop string of `params`, and
         which have no text in an answer. `decode_step(token)`: the text that the token completed; `decode_end()`: what
         the detokenizer still holds. `token_limit`: tokens that the context has room for. `sample_index`: which of several
-        answers to the request this is.
+        answers to the request this is. `constraint`: of `Constraints.start(params)`, this sampler's from now on; when the
+        answer is complete it ends with "stop", without a token for it.
 
-        Raises UsageError where `params` name a token outside the vocabulary, or stop strings without `decode_step`.
+        Raises UsageError where `params` name a token outside the vocabulary, stop strings without `decode_step`, or a
+        constraint that was not given here.
         """
         params.check_vocab(vocab_size)
         stops = tuple(params.stop or ())
         if stops and decode_step is None:
             raise UsageError("stop strings need text, and this request has no tokenizer; use stop_token_ids")
-        self.params = params
+        if (wanted := params.constraint) is not None and constraint is None:
+            raise UsageError(f"{wanted.kind} needs the model's vocabulary: give what Constraints.start makes of it")
+        self.params, self.constraint = params, constraint
         self.seed: int = secrets.randbits(32) if params.seed is None else params.seed
         """The seed in use: that of the parameters, or the one chosen for this request."""
         self.finished: str | None = None
         """Why the answer ended: "stop", "length" (max_tokens), "context" (token_limit), "repetition" (or what `finish` was
         given); None while it goes on."""
         self.stop_reason: str | int | None = None
-        """The stop string or the token id behind "stop"."""
+        """The stop string or the token id behind "stop"; None where an answer ended because its constraint is met."""
         self.tokens: list[int] = []
         """Every emitted token, the one that ended the answer included."""
         self.texts: list[str] = []
@@ -97,6 +103,8 @@ class RowSampler:
         guard = params.repetition_guard
         self._loop = LoopWatch(guard) if isinstance(guard, RepetitionGuard) else None
         self._decode_step, self._decode_end = decode_step, decode_end
+        if constraint is not None:  # what remains of them are texts of control tokens, and those are meant
+            stops = tuple(stop for stop in stops if stop not in self._stop_tokens.values())
         self._stop_text = StopText(stops)
         self._visible: list[str] = []
         self._taken = 0  # pieces of _visible already given out by take_text
@@ -114,6 +122,7 @@ class RowSampler:
             or self._bias_ids.size > 0
             or self._processors is not None
             or self._penalties is not None
+            or self.constraint is not None
             or self.params.logprobs is not None
         )
 
@@ -165,7 +174,8 @@ class RowSampler:
 
     def _adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """`logits`, or a private copy of it as the request wants it: the row itself belongs to the trunk."""
-        if not self._bias_ids.size and self._penalties is None and self._processors is None:
+        changed = self._penalties, self._processors, self.constraint
+        if not self._bias_ids.size and all(part is None for part in changed):
             return logits
         if self._row is None:
             self._row = np.empty(self._vocab_size, np.float32)
@@ -176,6 +186,8 @@ class RowSampler:
         self._row[self._bias_ids] += self._biases
         if self._penalties is not None:
             self._penalties.apply(self._row)
+        if self.constraint is not None:
+            self.constraint.restrict(self._row)
         return self._row
 
     def _record(self, token: int) -> int:
@@ -196,11 +208,15 @@ class RowSampler:
             self.stop_reason = self._stop_tokens.get(token, token)
             self._end("stop")
             return
+        if self.constraint is not None:
+            self.constraint.consume(token)
         piece = self._decode_step(token) if self._decode_step is not None else ""
         self.texts.append(piece)
         self._show(self._stop_text.push(piece))
         if self._stop_text.matched is not None:
             self.stop_reason = self._stop_text.matched
+            self._end("stop")
+        elif self.constraint is not None and self.constraint.complete:
             self._end("stop")
         elif loops:
             self._end("repetition")

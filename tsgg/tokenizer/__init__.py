@@ -21,7 +21,7 @@ from tsgg.tokenizer.bpe import ByteLevelBPE, CharacterBPE
 from tsgg.tokenizer.special import SpecialTokens
 from tsgg.tokenizer.spm import SentencePieceBPE
 from tsgg.tokenizer.stream import StreamDecoder
-from tsgg.tokenizer.vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Vocabulary, read_vocabulary
+from tsgg.tokenizer.vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, read_vocabulary
 
 __all__ = ["StreamDecoder", "Tokenizer"]
 
@@ -92,6 +92,18 @@ class Tokenizer:
             ids.append(self.eos)
         return ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of text inside an answer: nothing is put before or behind it, and nothing in it becomes one of `marks`."""
+        self._check_text()
+        ids: list[int] = []
+        for fragment, token in self._words.split(text):
+            ids += self._merger.encode(fragment) if token is None else (token,)
+        if self.marks.isdisjoint(ids):
+            return ids
+        return [
+            token for character in text for token in self._merger.encode(character)
+        ]  # merging has arrived at a mark
+
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of tokens; bytes that are no character become U+FFFD. The space that `encode` put in front is taken off."""
         self._check_text()
@@ -134,6 +146,28 @@ class Tokenizer:
                 found.setdefault(text, []).append(token)
         return found
 
+    @cached_property
+    def marks(self) -> frozenset[int]:
+        """Tokens that are no text where an answer has to be text of a certain form: control tokens, and user-defined ones that
+        look like marks of a conversation (llama.cpp's rule)."""
+        vocabulary = self.vocabulary
+        return frozenset(
+            token
+            for token, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.types, strict=True))
+            if kind in (CONTROL, UNKNOWN)
+            or (kind == USER_DEFINED and (text in vocabulary.marks or (text.startswith("<") and text.endswith(">"))))
+        )
+
+    @cached_property
+    def unusable(self) -> frozenset[int]:
+        """Tokens that stand for no text: unused ones, and the byte 0xFF, which is in no UTF-8."""
+        types = self.vocabulary.types
+        return frozenset(
+            token
+            for token in range(self.vocab_size)
+            if types[token] == UNUSED or (token not in self.marks and self.token_bytes(token).startswith(b"\xff"))
+        )
+
     def stream(self, skip_special: bool = True) -> StreamDecoder:
         """A decoder for tokens as they are generated; control tokens have no text unless asked for."""
 
@@ -153,3 +187,9 @@ class Tokenizer:
     @cached_property
     def _user_defined(self) -> SpecialTokens:
         return SpecialTokens(self.vocabulary.split_texts(control=False))
+
+    @cached_property
+    def _words(self) -> SpecialTokens:
+        """User-defined tokens that are text."""
+        found = self.vocabulary.split_texts(control=False)
+        return SpecialTokens({text: token for text, token in found.items() if token not in self.marks})
